@@ -1,0 +1,48 @@
+# For people: `make`, `make demo`, `make test`. CMake does the work; see README.md.
+SHELL := /bin/bash
+BUILD ?= build
+PREFIX ?= /usr/local
+JOBS ?= $(shell nproc)
+CMAKE_FLAGS ?=
+PACKAGES := g++ cmake ninja-build pkg-config ccache libcli11-dev libfmt-dev libzstd-dev nlohmann-json3-dev libpcre2-dev \
+            libutf8proc-dev zlib1g-dev libboost1.81-dev libssl-dev catch2 python3 python3-pip
+
+.PHONY: all build deps test demo install clean format asan tsan test-peers static cross
+
+all: build
+
+# Installs what is missing, as root or with sudo; elsewhere says exactly what to install.
+deps:
+	@missing=""; for p in $(PACKAGES); do dpkg -s $$p >/dev/null 2>&1 || missing="$$missing $$p"; done; \
+	if [ -n "$$missing" ]; then \
+	  if ! command -v apt-get >/dev/null; then echo "Install the equivalents of:$$missing" >&2; exit 1; fi; \
+	  if [ "$$(id -u)" = 0 ]; then sudo=""; elif command -v sudo >/dev/null && sudo -n true 2>/dev/null; then sudo=sudo; \
+	  else echo "Not root and no sudo. Please run: apt-get install$$missing" >&2; exit 1; fi; \
+	  echo "installing$$missing"; \
+	  $$sudo apt-get update -qq && DEBIAN_FRONTEND=noninteractive $$sudo apt-get install -y -qq --no-install-recommends $$missing >/dev/null; \
+	fi
+
+build: deps
+	@cmake -S . -B $(BUILD) -G Ninja -DCMAKE_BUILD_TYPE=Release $(CMAKE_FLAGS) >/dev/null
+	@cmake --build $(BUILD) -j $(JOBS)
+
+test: build
+	@cd $(BUILD) && ctest --output-on-failure --timeout 1200
+
+install: build
+	@cmake --install $(BUILD) --prefix $(PREFIX)
+
+clean:
+	rm -rf $(BUILD) build-asan build-tsan build-static build-arm64
+
+format:
+	@git ls-files '*.h' '*.cc' '*.cu' | xargs clang-format -i
+
+asan:
+	@$(MAKE) test BUILD=build-asan CMAKE_FLAGS="-DDSPARK_SANITIZE=address,undefined"
+
+tsan:
+	@$(MAKE) test BUILD=build-tsan CMAKE_FLAGS="-DDSPARK_SANITIZE=thread"
+
+static:
+	@$(MAKE) build BUILD=build-static CMAKE_FLAGS="-DDSPARK_STATIC=ON"

@@ -1,0 +1,6 @@
+#include <cstdio>
+
+int main() {
+  std::puts("dspark " DSPARK_VERSION);
+  return 0;
+}

@@ -1,0 +1,32 @@
+// A fixed pool of worker threads and one way to use it: parallel_for over static, contiguous shares.
+//
+// Which thread computes which share never changes a result: every kernel's sums are ordered by its shape alone.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+
+namespace dspark {
+
+class ThreadPool {
+ public:
+  explicit ThreadPool(int n_threads);  // the caller counts as one
+  ~ThreadPool();
+  ThreadPool(const ThreadPool&) = delete;
+  ThreadPool& operator=(const ThreadPool&) = delete;
+
+  int size() const;
+  // Calls body(begin, end, thread) for disjoint shares of [0, n), each at least `grain` long; returns when all are done.
+  // Exceptions thrown by a share are rethrown here. Not re-entrant: a body must not call parallel_for on the same pool.
+  void parallel_for(int64_t n, int64_t grain, const std::function<void(int64_t begin, int64_t end, int thread)>& body);
+
+ private:
+  struct Impl;
+  std::unique_ptr<Impl> impl_;
+};
+
+// Usable cores of this process (its affinity mask), at least 1.
+int usable_cores();
+
+}  // namespace dspark
