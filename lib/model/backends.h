@@ -1,0 +1,47 @@
+// How backends are made. One call gives a Context with its operator table and memory behind it.
+#pragma once
+
+#include <memory>
+#include <string>
+
+#include "model/ops.h"
+
+namespace dspark::model {
+
+enum class Precision : uint8_t { bf16, fp32, fp64, complex128 };
+
+struct BackendOptions {
+  std::string device = "cpu";             // cpu | ref | plan
+  Precision precision = Precision::bf16;  // cpu: bf16 or fp32; ref: fp64 or complex128; plan: the dtypes to plan for
+  int threads = 0;                        // 0: all usable cores
+  std::string cpu_kernel = "auto";        // matrix kernel by name
+};
+
+// Owns the backend; `context()` is valid as long as this lives.
+class Backend {
+ public:
+  virtual ~Backend() = default;
+  virtual Context& context() = 0;
+  // What was chosen, for logs and state.json: "cpu bf16, 2 threads, gemm avx512bf16".
+  virtual std::string describe() const = 0;
+};
+
+std::unique_ptr<Backend> make_cpu_backend(const BackendOptions& options);
+std::unique_ptr<Backend> make_ref_backend(const BackendOptions& options);
+
+// Counts of the plan backend.
+struct PlanCounts {
+  double flops = 0;  // multiply and add counted as two
+  double bytes_read = 0, bytes_written = 0;
+  int64_t calls = 0;
+};
+class PlanBackend : public Backend {
+ public:
+  virtual const PlanCounts& counts() const = 0;
+  virtual int64_t allocated_bytes() const = 0;  // through Context::allocate, now
+};
+std::unique_ptr<PlanBackend> make_plan_backend(const BackendOptions& options);
+
+std::unique_ptr<Backend> make_backend(const BackendOptions& options);
+
+}  // namespace dspark::model

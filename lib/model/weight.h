@@ -1,0 +1,30 @@
+// Weight: what `linear` multiplies with.
+//
+// `value` is the canonical row-major matrix in the device's act dtype: it is what files and ranks exchange. A backend
+// may keep packings of it for the forward product and for the input gradient (opaque here); `refresh` rebuilds them and
+// must follow every change of `value`. Masters, gradients and optimizer states belong to the trainer
+// (train/parameters.h).
+#pragma once
+
+#include <memory>
+
+#include "model/tensor.h"
+
+namespace dspark::model {
+
+// A backend's own copies of a weight. Destroyed with the weight.
+class WeightPacking {
+ public:
+  virtual ~WeightPacking() = default;
+};
+
+struct Weight {
+  Tensor value;  // [out, in] act dtype
+  std::shared_ptr<WeightPacking> packing;
+  bool needs_input_gradient = false;  // set before the first refresh: also pack for linear_dx
+
+  int64_t out() const { return value.rows; }
+  int64_t in() const { return value.cols; }
+};
+
+}  // namespace dspark::model
