@@ -12,6 +12,8 @@ Json parse_json(std::string_view text, std::string_view where) {
     return Json::parse(text);
   } catch (const Json::parse_error& e) {
     fail("{}: not valid JSON at byte {}: {}", where, e.byte, e.what());
+  } catch (const Json::exception& e) {  // a number beyond double's range
+    fail("{}: not valid JSON: {}", where, e.what());
   }
 }
 
