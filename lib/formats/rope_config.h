@@ -1,0 +1,23 @@
+// Rotary embeddings as configs describe them; model/rope.h turns one into frequencies.
+#pragma once
+
+#include <cstdint>
+#include <string>
+
+namespace dspark::formats {
+
+struct RopeConfig {
+  std::string type = "default";  // default, linear, yarn, llama3, dynamic, proportional
+  double theta = 10000.0;
+  double factor = 1.0;                 // linear, yarn, llama3, dynamic
+  double partial_rotary_factor = 1.0;  // rotate only this first fraction of the head
+  int64_t original_max_position = 0;   // original_max_position_embeddings; 0: the model's max_position_embeddings
+  double low_freq_factor = 1, high_freq_factor = 4;             // llama3
+  double beta_fast = 32, beta_slow = 1;                         // yarn
+  double attention_factor = 0, mscale = 0, mscale_all_dim = 0;  // yarn; 0: not given
+  bool truncate = true;                                         // yarn: round the ramp bounds
+
+  bool operator==(const RopeConfig&) const = default;
+};
+
+}  // namespace dspark::formats

@@ -1,0 +1,147 @@
+#include "model/batch_plan.h"
+
+#include <algorithm>
+#include <cmath>
+#include <numeric>
+
+namespace dspark::model {
+namespace {
+
+const PackedDocument& document_of(std::span<const PackedDocument> documents, int64_t row) {
+  auto it = std::upper_bound(documents.begin(), documents.end(), row,
+                             [](int64_t r, const PackedDocument& d) { return r < d.end; });
+  DS_ASSERT(it != documents.end() && row >= it->begin, "anchor row {} is in no document", row);
+  return *it;
+}
+
+// Chunks of whole anchors of at most chunk_slots slots; `first_slot[a]` is anchor a's first slot.
+void make_chunks(const std::vector<int64_t>& first_slot, int64_t chunk_slots, BatchPlan& plan) {
+  const auto n_anchors = static_cast<int64_t>(first_slot.size()) - 1;
+  for (int64_t a = 0; a < n_anchors;) {
+    int64_t end = a + 1;
+    while (end < n_anchors && (chunk_slots <= 0 || first_slot[end + 1] - first_slot[a] <= chunk_slots)) ++end;
+    LossChunk chunk{first_slot[a], first_slot[end] - first_slot[a], 0, 0};
+    a = end;
+    if (chunk.slots == 0) continue;
+    const auto begin = plan.target_row.begin() + chunk.slot0;
+    const auto [low, high] = std::minmax_element(begin, begin + chunk.slots);
+    chunk.row0 = *low;
+    chunk.rows = *high - *low + 1;
+    plan.max_chunk_slots = std::max(plan.max_chunk_slots, chunk.slots);
+    plan.max_chunk_rows = std::max(plan.max_chunk_rows, chunk.rows);
+    plan.chunks.push_back(chunk);
+  }
+}
+
+// Slots grouped by Markov input, in slot order, so that each row of d_markov_w1 is one ordered sum.
+void make_scatter(BatchPlan& plan) {
+  std::vector<int32_t> order(plan.previous_token.size());
+  std::iota(order.begin(), order.end(), 0);
+  std::stable_sort(order.begin(), order.end(),
+                   [&](int32_t x, int32_t y) { return plan.previous_token[x] < plan.previous_token[y]; });
+  for (size_t i = 0; i < order.size(); ++i) {
+    const int32_t token = plan.previous_token[order[i]];
+    if (plan.scatter_row.empty() || plan.scatter_row.back() != token) {
+      plan.scatter_row.push_back(token);
+      plan.scatter_begin.push_back(static_cast<int32_t>(i));
+    }
+  }
+  plan.scatter_begin.push_back(static_cast<int32_t>(order.size()));
+  plan.scatter_source = std::move(order);
+}
+
+}  // namespace
+
+int64_t supervised_prefix(std::span<const uint8_t> mask, const PackedDocument& document, int64_t anchor_row, int64_t block,
+                          bool sample_from_anchor) {
+  const int64_t first_label = anchor_row + 1, n = sample_from_anchor ? block : block - 1;
+  int64_t k = 0;
+  while (k < n && first_label + k < document.end && mask[first_label + k] != 0) ++k;
+  return k;
+}
+
+BatchPlan make_batch_plan(const PlanInput& in) {
+  BatchPlan plan;
+  plan.n_context = static_cast<int64_t>(in.tokens.size());
+  plan.n_anchors = static_cast<int64_t>(in.anchors.size());
+  plan.block = in.block;
+  plan.context_position.assign(in.tokens.size(), 0);
+  for (const auto& d : in.documents)
+    for (int64_t t = d.begin; t < d.end; ++t) plan.context_position[t] = static_cast<int32_t>(t - d.begin);
+
+  std::vector<int64_t> first_slot{0};
+  std::vector<int32_t> target_source;  // per slot, the context row
+  for (int64_t a = 0; a < plan.n_anchors; ++a) {
+    const int64_t r = in.anchors[a];
+    plan.anchor_row.push_back(static_cast<int32_t>(r));
+    if (r < 0) {  // padding
+      plan.doc_start.push_back(0);
+      plan.block_token.insert(plan.block_token.end(), in.block, static_cast<int32_t>(in.mask_token));
+      plan.block_position.insert(plan.block_position.end(), in.block, 0);
+      first_slot.push_back(plan.n_slots());
+      continue;
+    }
+    const PackedDocument& doc = document_of(in.documents, r);
+    plan.doc_start.push_back(static_cast<int32_t>(doc.begin));
+    for (int64_t k = 0; k < in.block; ++k) {
+      plan.block_token.push_back(k == 0 ? in.tokens[r] : static_cast<int32_t>(in.mask_token));
+      plan.block_position.push_back(static_cast<int32_t>(r - doc.begin + k));
+    }
+    const int64_t n = supervised_prefix(in.mask, doc, r, in.block, in.sample_from_anchor);
+    plan.supervised_blocks += n > 0 ? 1 : 0;
+    for (int64_t i = 0; i < n; ++i) {
+      const int64_t k = in.sample_from_anchor ? i : i + 1, label_row = r + i + 1;
+      plan.slot_row.push_back(static_cast<int32_t>(a * in.block + k));
+      plan.slot_index.push_back(static_cast<int32_t>(k));
+      target_source.push_back(static_cast<int32_t>(label_row - 1));
+      const int32_t token = in.tokens[label_row];
+      plan.label_token.push_back(token);
+      plan.label.push_back(in.draft_id.empty() ? token : in.draft_id[token]);
+      plan.previous_token.push_back(in.tokens[label_row - 1]);
+      const double w = in.gamma > 0 ? std::exp(-static_cast<double>(i) / in.gamma) : 1.0;
+      plan.weight.push_back(w);
+      plan.weight_sum += w;
+    }
+    first_slot.push_back(plan.n_slots());
+  }
+  plan.target_source = target_source;
+  std::sort(plan.target_source.begin(), plan.target_source.end());
+  plan.target_source.erase(std::unique(plan.target_source.begin(), plan.target_source.end()), plan.target_source.end());
+  for (int32_t row : target_source)
+    plan.target_row.push_back(static_cast<int32_t>(
+        std::lower_bound(plan.target_source.begin(), plan.target_source.end(), row) - plan.target_source.begin()));
+  make_chunks(first_slot, in.chunk_slots, plan);
+  if (in.markov) make_scatter(plan);
+  return plan;
+}
+
+DeviceBatch upload_batch(Context& ctx, Arena& arena, const BatchPlan& plan) {
+  auto ints = [&](const std::vector<int32_t>& v) {
+    const auto n = static_cast<int64_t>(v.size());
+    Tensor t = arena.vector(DType::i32, n);
+    if (n > 0) ctx.device().upload(Queue::compute, t, {v.data(), DType::i32, 1, n, n});
+    return t;
+  };
+  DeviceBatch b;
+  b.n_anchors = plan.n_anchors;
+  b.block = plan.block;
+  b.context_position = ints(plan.context_position);
+  b.block_token = ints(plan.block_token);
+  b.block_position = ints(plan.block_position);
+  b.anchor_row = ints(plan.anchor_row);
+  b.doc_start = ints(plan.doc_start);
+  b.slot_row = ints(plan.slot_row);
+  b.target_row = ints(plan.target_row);
+  b.label = ints(plan.label);
+  b.previous_token = ints(plan.previous_token);
+  b.target_source = ints(plan.target_source);
+  b.scatter_row = ints(plan.scatter_row);
+  b.scatter_begin = ints(plan.scatter_begin);
+  b.scatter_source = ints(plan.scatter_source);
+  const int64_t s = plan.n_slots();
+  b.weight = arena.vector(ctx.acc_dtype(), s);
+  if (s > 0) ctx.device().upload(Queue::compute, b.weight, {plan.weight.data(), DType::f64, 1, s, s});
+  return b;
+}
+
+}  // namespace dspark::model

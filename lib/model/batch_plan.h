@@ -1,0 +1,80 @@
+// BatchPlan: everything the device needs to know about a batch, worked out on the host one step ahead.
+//
+// Input is one packed row: documents one after the other, with anchors chosen (train/anchors.h). The plan lists block tokens and
+// positions, supervised slots in anchor order (the rest never reaches the loss), the unique target rows they need, the Markov
+// inputs with their scatter lists, weights and chunks. Device code never sorts or compacts.
+//
+// Slot k of an anchor at row r (position p in its document):   anchor layout            bonus layout
+//   label row                                                   r + k + 1                r + k  (k >= 1; slot 0 never)
+//   Markov input row (the token before the label)               r + k                    r + k - 1 (slot 0: r)
+//   target row (the state that predicts the label)              label row - 1            label row - 1
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "model/ops.h"
+
+namespace dspark::model {
+
+struct PackedDocument {
+  int64_t begin = 0, end = 0;  // rows
+};
+
+struct PlanInput {
+  std::span<const int32_t> tokens;         // [T]
+  std::span<const uint8_t> mask;           // [T], 1: may be a label
+  std::span<const PackedDocument> documents;
+  std::span<const int32_t> anchors;        // rows, ascending; -1 only as padding at the end
+  std::span<const int32_t> draft_id;       // [V]: draft id of a target id, -1 when it was not kept; empty: identity
+  int64_t block = 0;
+  int64_t mask_token = 0;
+  bool sample_from_anchor = true;
+  bool markov = true;
+  double gamma = 4.0;                      // w_k = exp(-k/gamma); 0: no decay
+  int64_t chunk_slots = 0;                 // at most this many slots a loss chunk (at least one anchor)
+};
+
+struct BatchPlan {
+  int64_t n_context = 0, n_anchors = 0, block = 0;
+  std::vector<int32_t> context_position;               // [T]
+  std::vector<int32_t> block_token, block_position;    // [A*B]
+  std::vector<int32_t> anchor_row, doc_start;          // [A]
+  // supervised slots, [S]
+  std::vector<int32_t> slot_row;                       // into [A*B]
+  std::vector<int32_t> slot_index;                     // k
+  std::vector<int32_t> target_row;                     // into target_source
+  std::vector<int32_t> label;                          // draft id or -1
+  std::vector<int32_t> label_token;                    // target id
+  std::vector<int32_t> previous_token;                 // Markov input, target id
+  std::vector<double> weight;                          // w_k
+  std::vector<int32_t> target_source;                  // [P] context rows, ascending
+  // previous token -> slots
+  std::vector<int32_t> scatter_row, scatter_begin, scatter_source;
+  std::vector<LossChunk> chunks;
+  double weight_sum = 0;
+  int64_t supervised_blocks = 0;                       // blocks with at least one supervised slot
+  int64_t max_chunk_slots = 0, max_chunk_rows = 0;
+
+  int64_t n_slots() const { return static_cast<int64_t>(slot_row.size()); }
+};
+
+BatchPlan make_batch_plan(const PlanInput& input);
+
+// The supervised slots of one anchor: how many of the block's leading slots have their label in the document with mask set and
+// every earlier slot supervised (DESIGN 4, `deepspec`). In the bonus layout slot 0 does not count and is never supervised.
+int64_t supervised_prefix(std::span<const uint8_t> mask, const PackedDocument& document, int64_t anchor_row, int64_t block,
+                          bool sample_from_anchor);
+
+// The same lists on the device, for tensors of exactly the plan's sizes, cut from buffers of fixed capacity.
+struct DeviceBatch {
+  int64_t n_anchors = 0, block = 0;
+  Tensor context_position, block_token, block_position, anchor_row, doc_start;
+  Tensor slot_row, target_row, label, previous_token, weight, target_source, scatter_row, scatter_begin, scatter_source;
+};
+
+// Allocates in `arena` and uploads (on the compute queue; the plan must outlive the next synchronisation).
+DeviceBatch upload_batch(Context& ctx, Arena& arena, const BatchPlan& plan);
+
+}  // namespace dspark::model

@@ -1,0 +1,159 @@
+#include "model/drafter.h"
+
+#include <algorithm>
+
+namespace dspark::model {
+
+Drafter::Drafter(Context& ctx, const DrafterConfig& config, const DrafterOptions& options)
+    : ctx_(ctx), config_(config), options_(options), rope_(make_rope_table(config.rope, config.head_dim, config.max_position)) {
+  validate(config_);
+  const auto& c = config_;
+  const int64_t d = c.hidden, q = c.q_cols(), kv = c.kv_cols();
+  const bool train = options_.trainable;
+
+  const auto n_freq = static_cast<int64_t>(rope_.inv_freq.size());
+  inv_freq_ = allocate(ctx_.acc_dtype(), 1, n_freq);
+  ctx_.upload_now(inv_freq_, {rope_.inv_freq.data(), DType::f64, 1, n_freq, n_freq});
+
+  // A matrix of its own: value, and master and gradient when it is trained.
+  auto matrix = [&](const std::string& name, Tensor value, Tensor* grad) {
+    Tensor master, g;
+    if (train) {
+      master = value.dtype == ctx_.acc_dtype() ? value : allocate(ctx_.acc_dtype(), value.rows, value.cols);
+      g = allocate(ctx_.acc_dtype(), value.rows, value.cols);
+      *grad = g;
+    }
+    add_parameter(name, value, master, g, false);
+  };
+  // Row ranges of one fused matrix under their own names.
+  auto fused = [&](const Weight& w, Tensor* grad, const std::vector<std::pair<std::string, int64_t>>& names) {
+    Tensor master;
+    if (train) {
+      master = w.value.dtype == ctx_.acc_dtype() ? w.value : allocate(ctx_.acc_dtype(), w.out(), w.in());
+      *grad = allocate(ctx_.acc_dtype(), w.out(), w.in());
+    }
+    int64_t row = 0;
+    for (const auto& [name, rows] : names) {
+      add_parameter(name, w.value.row_range(row, rows), train ? master.row_range(row, rows) : Tensor{},
+                    train ? grad->row_range(row, rows) : Tensor{}, false);
+      row += rows;
+    }
+  };
+
+  embed = allocate(ctx_.act_dtype(), c.vocab, d);
+  add_parameter("embed_tokens.weight", embed, {}, {}, false);
+  fc_ = make_weight(d, c.n_taps() * c.target_hidden);
+  matrix("fc.weight", fc_.value, &d_fc_);
+  hidden_norm_ = add_vector("hidden_norm.weight", d, true, &d_hidden_norm_);
+  layers_.resize(c.layers.size());
+  for (size_t i = 0; i < layers_.size(); ++i) {
+    DrafterLayer& l = layers_[i];
+    const std::string at = fmt::format("layers.{}.", i);
+    l.type = c.layers[i];
+    l.input_norm = add_vector(at + "input_layernorm.weight", d, true, &l.d_input_norm);
+    l.q = make_weight(q, d);
+    matrix(at + "self_attn.q_proj.weight", l.q.value, &l.d_q);
+    l.kv = make_weight(2 * kv, d);
+    fused(l.kv, &l.d_kv, {{at + "self_attn.k_proj.weight", kv}, {at + "self_attn.v_proj.weight", kv}});
+    l.o = make_weight(d, q);
+    matrix(at + "self_attn.o_proj.weight", l.o.value, &l.d_o);
+    if (c.attention_bias) {
+      l.q_bias = add_vector(at + "self_attn.q_proj.bias", q, true, &l.d_q_bias);
+      l.kv_bias = allocate(ctx_.acc_dtype(), 1, 2 * kv);
+      if (train) l.d_kv_bias = allocate(ctx_.acc_dtype(), 1, 2 * kv);
+      for (int64_t part : {0, 1}) {
+        const Tensor value = l.kv_bias.col_range(part * kv, kv);
+        add_parameter(at + (part == 0 ? "self_attn.k_proj.bias" : "self_attn.v_proj.bias"), value, train ? value : Tensor{},
+                      train ? l.d_kv_bias.col_range(part * kv, kv) : Tensor{}, true);
+      }
+      l.o_bias = add_vector(at + "self_attn.o_proj.bias", d, true, &l.d_o_bias);
+    }
+    l.q_norm = add_vector(at + "self_attn.q_norm.weight", c.head_dim, true, &l.d_q_norm);
+    l.k_norm = add_vector(at + "self_attn.k_norm.weight", c.head_dim, true, &l.d_k_norm);
+    l.post_norm = add_vector(at + "post_attention_layernorm.weight", d, true, &l.d_post_norm);
+    l.gate_up = make_weight(2 * c.ffn, d);
+    fused(l.gate_up, &l.d_gate_up, {{at + "mlp.gate_proj.weight", c.ffn}, {at + "mlp.up_proj.weight", c.ffn}});
+    l.down = make_weight(d, c.ffn);
+    matrix(at + "mlp.down_proj.weight", l.down.value, &l.d_down);
+  }
+  norm_ = add_vector("norm.weight", d, true, &d_norm_);
+
+  head = make_weight(c.draft_vocab, c.joint_cols());
+  add_parameter("lm_head.weight", head.value.col_range(0, d), {}, {}, false);
+  if (c.rank > 0) {
+    DS_REQUIRE(c.markov == Markov::vanilla, "this build trains and runs the vanilla Markov head only");
+    markov_w1 = allocate(ctx_.act_dtype(), c.vocab, c.rank);
+    matrix("markov_head.markov_w1.weight", markov_w1, &d_markov_w1);
+    Tensor master;
+    const Tensor w2 = head.value.col_range(d, c.rank);
+    if (train) {
+      master = w2.dtype == ctx_.acc_dtype() ? w2 : allocate(ctx_.acc_dtype(), c.draft_vocab, c.rank);
+      d_head = allocate(ctx_.acc_dtype(), c.draft_vocab, c.rank);
+    }
+    add_parameter("markov_head.markov_w2.weight", w2, master, d_head, false);
+  }
+  if (c.confidence) {
+    confidence_w = add_vector("confidence_head.proj.weight", c.confidence_cols(), true, &d_confidence_w, 1);
+    confidence_b = add_vector("confidence_head.proj.bias", 1, true, &d_confidence_b);
+  }
+}
+
+Drafter::~Drafter() {
+  for (const Tensor& t : owned_) ctx_.free(t);
+}
+
+Tensor Drafter::allocate(DType dtype, int64_t rows, int64_t cols) {
+  owned_.push_back(ctx_.allocate(dtype, rows, cols));
+  return owned_.back();
+}
+
+Weight Drafter::make_weight(int64_t out, int64_t in) {
+  Weight w;
+  w.value = allocate(ctx_.act_dtype(), out, in);
+  w.needs_input_gradient = options_.trainable;
+  return w;
+}
+
+void Drafter::add_parameter(std::string name, Tensor value, Tensor master, Tensor grad, bool is_vector) {
+  parameters_.push_back({std::move(name), value, master, grad, static_cast<bool>(grad), is_vector});
+}
+
+// rows 1: a [1, n] matrix in files (the confidence head), 0: a vector.
+Tensor Drafter::add_vector(const std::string& name, int64_t n, bool trainable, Tensor* grad, int64_t rows) {
+  const Tensor value = allocate(ctx_.acc_dtype(), 1, n);
+  const bool train = trainable && options_.trainable;
+  if (train) *grad = allocate(ctx_.acc_dtype(), 1, n);
+  add_parameter(name, value, train ? value : Tensor{}, train ? *grad : Tensor{}, rows == 0);
+  return value;
+}
+
+Parameter* Drafter::find(const std::string& name) {
+  auto it = std::find_if(parameters_.begin(), parameters_.end(), [&](const Parameter& p) { return p.name == name; });
+  return it == parameters_.end() ? nullptr : &*it;
+}
+
+void Drafter::set(Parameter& p, const ConstHostMatrix& host) {
+  DS_REQUIRE(host.rows == p.value.rows && host.cols == p.value.cols, "tensor '{}' is [{}, {}], this drafter needs [{}, {}]",
+             p.name, host.rows, host.cols, p.value.rows, p.value.cols);
+  ctx_.upload_now(p.value, host);
+  if (p.cast_on_update()) ctx_.upload_now(p.master, host);
+}
+
+void Drafter::refresh() {
+  model::refresh(ctx_, {&head});
+  model::refresh(ctx_, {&fc_});
+  for (auto& l : layers_)
+    for (Weight* w : {&l.q, &l.kv, &l.o, &l.gate_up, &l.down}) model::refresh(ctx_, {w});
+}
+
+void Drafter::refresh_trainable() {
+  if (!d_head) {  // the head is frozen: leave its packings alone
+    model::refresh(ctx_, {&fc_});
+    for (auto& l : layers_)
+      for (Weight* w : {&l.q, &l.kv, &l.o, &l.gate_up, &l.down}) model::refresh(ctx_, {w});
+    return;
+  }
+  refresh();
+}
+
+}  // namespace dspark::model

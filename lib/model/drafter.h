@@ -1,0 +1,114 @@
+// The drafter's weights and its graph, forward and backward, written once on ops.h.
+//
+// A Drafter owns its weights on one device. Each named tensor of DESIGN 7 is a `Parameter`: `value` is what products read (act;
+// norms, biases and the confidence head are read in acc, so there `value` is the master), `master` (acc) is what the optimizer
+// moves and `grad` (acc) what the backward writes; both are empty for frozen tensors. Fused matrices (k|v, gate|up,
+// lm_head|markov_w2) are one allocation with named views.
+//
+//   Drafter d(ctx, config, {.trainable = true});
+//   for (auto& p : d.parameters()) d.set(p, host_matrix);   d.refresh();
+#pragma once
+
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "model/batch_plan.h"
+#include "model/drafter_config.h"
+#include "model/ops.h"
+#include "model/rope.h"
+
+namespace dspark::model {
+
+struct Parameter {
+  std::string name;
+  Tensor value;   // [rows, cols]; a vector is [1, n]
+  Tensor master;  // acc; equal to value when there is no other copy; empty when frozen
+  Tensor grad;    // acc; empty when frozen
+  bool trainable = false;
+  bool is_vector = false;  // a 1-D tensor in files
+  bool cast_on_update() const { return trainable && !(master.data == value.data); }
+};
+
+struct DrafterLayer {
+  Weight q, kv, o, gate_up, down;
+  Tensor input_norm, post_norm, q_norm, k_norm;      // acc
+  Tensor d_q, d_kv, d_o, d_gate_up, d_down;          // grads, acc
+  Tensor d_input_norm, d_post_norm, d_q_norm, d_k_norm;
+  Tensor q_bias, kv_bias, o_bias, d_q_bias, d_kv_bias, d_o_bias;  // empty without attention_bias
+  LayerType type = LayerType::full;
+};
+
+struct DrafterOptions {
+  bool trainable = true;       // masters and gradients exist
+};
+
+// Activations the backward needs; filled by forward, all in the arena.
+struct LayerSaved {
+  Tensor x_in, inv_in, h, q_raw, kv_raw, kv_ctx_raw, q, k, k_ctx, inv_q, inv_k, inv_k_ctx, att, lse;
+  Tensor x_mid, inv_mid, u, gate_up, swiglu;
+};
+struct ForwardState {
+  Tensor fc_out, inv_context, context;  // [T, D]
+  std::vector<LayerSaved> layers;
+  Tensor x_last, inv_last, hidden;      // [A*B, D]
+};
+
+class Drafter {
+ public:
+  Drafter(Context& ctx, const DrafterConfig& config, const DrafterOptions& options);
+  ~Drafter();
+  Drafter(const Drafter&) = delete;
+  Drafter& operator=(const Drafter&) = delete;
+
+  const DrafterConfig& config() const { return config_; }
+  Context& context() { return ctx_; }
+  std::vector<Parameter>& parameters() { return parameters_; }
+  Parameter* find(const std::string& name);
+  // Copies host values into value (and master); call refresh() after the last one.
+  void set(Parameter& p, const ConstHostMatrix& host);
+  void refresh();             // every packing, after set() of any
+  void refresh_trainable();   // after an optimizer step
+
+  // ---- graph ----
+  // c = rmsnorm(fc(taps); hidden_norm): taps [T, L*E] act -> out [T, D] act. fc_out acc and inv are kept when given.
+  void context_rows(Arena& arena, const Tensor& taps, Tensor context, Tensor fc_out, Tensor inv);
+  // Layer i's keys (rope applied) and values of context rows at `position` (i32 [1, n]); both act.
+  void context_keys(Arena& arena, int64_t layer, const Tensor& context, const Tensor& position, Tensor kv_raw, Tensor k, Tensor inv);
+  // Forward of one batch: taps [T, L*E] act. Fills `state`; state.hidden [A*B, D] act.
+  void forward(Arena& arena, const Tensor& taps, const DeviceBatch& batch, ForwardState& state);
+  // Gradients of everything trainable below `hidden`; d_hidden [A*B, D] acc. `write` as in ops.h.
+  void backward(Arena& arena, const Tensor& taps, const DeviceBatch& batch, const ForwardState& state, const Tensor& d_hidden,
+                Write write);
+  // The block rows only, over cached context keys and values: k_ctx[i], v_ctx[i] [T, NKV*HD] a layer. For decoding.
+  Tensor block_forward(Arena& arena, const std::vector<Tensor>& k_ctx, const std::vector<Tensor>& v_ctx, const DeviceBatch& batch);
+
+  Weight head;              // [VD, D+R]: lm_head | markov_w2
+  Tensor d_head;            // acc [VD, R or D+R], empty when there is nothing to train
+  Tensor embed;             // act [V, D]
+  Tensor markov_w1, d_markov_w1;        // act [V, R], acc
+  Tensor confidence_w, confidence_b, d_confidence_w, d_confidence_b;  // acc
+
+ private:
+  struct Block;
+  void attention_rows(Arena& arena, DrafterLayer& layer, LayerSaved& s, const Tensor& position);
+  AnchorRule rule(const DrafterLayer& layer) const;
+  Rope rope() const { return {inv_freq_, rope_.rot, rope_.scale}; }
+  Tensor allocate(DType dtype, int64_t rows, int64_t cols);
+  Weight make_weight(int64_t out, int64_t in);
+  void add_parameter(std::string name, Tensor value, Tensor master, Tensor grad, bool is_vector);
+  Tensor add_vector(const std::string& name, int64_t n, bool trainable, Tensor* grad, int64_t rows = 0);
+
+  Context& ctx_;
+  DrafterConfig config_;
+  DrafterOptions options_;
+  std::vector<Tensor> owned_;
+  std::vector<Parameter> parameters_;
+  Weight fc_;
+  Tensor d_fc_, hidden_norm_, d_hidden_norm_, norm_, d_norm_;
+  std::vector<DrafterLayer> layers_;
+  RopeTable rope_;
+  Tensor inv_freq_;
+};
+
+}  // namespace dspark::model

@@ -1,0 +1,42 @@
+#include "model/drafter_config.h"
+
+#include "core/error.h"
+
+namespace dspark::model {
+
+void validate(const DrafterConfig& c) {
+  auto positive = [](int64_t v, const char* name) { DS_REQUIRE(v > 0, "drafter: {} is {}, it must be at least 1", name, v); };
+  positive(c.hidden, "hidden size");
+  positive(c.target_hidden, "target hidden size");
+  positive(c.ffn, "intermediate size");
+  positive(c.heads, "number of attention heads");
+  positive(c.kv_heads, "number of key/value heads");
+  positive(c.head_dim, "head size");
+  positive(c.vocab, "vocabulary");
+  positive(c.draft_vocab, "draft vocabulary");
+  positive(c.n_layers(), "number of layers");
+  positive(c.n_taps(), "number of tapped layers");
+  positive(c.block, "block size");
+  DS_REQUIRE(c.sample_from_anchor || c.block >= 2, "drafter: the bonus layout needs a block of at least 2, it is {}", c.block);
+  DS_REQUIRE(c.heads % c.kv_heads == 0, "drafter: {} heads cannot share {} key/value heads", c.heads, c.kv_heads);
+  DS_REQUIRE(c.draft_vocab <= c.vocab, "drafter: draft vocabulary {} is larger than the target's {}", c.draft_vocab, c.vocab);
+  DS_REQUIRE((c.rank > 0) == (c.markov != Markov::none), "drafter: Markov rank {} does not go with its head type", c.rank);
+  DS_REQUIRE(c.mask_token >= 0 && c.mask_token < c.vocab, "drafter: mask token {} is outside the vocabulary of {}",
+             c.mask_token, c.vocab);
+  DS_REQUIRE(c.eps > 0 && c.eps < 1, "drafter: norm epsilon {} must be in (0, 1)", c.eps);
+  for (size_t i = 0; i < c.taps.size(); ++i)
+    DS_REQUIRE(c.taps[i].n >= 0 && (i == 0 || c.taps[i].n > c.taps[i - 1].n),
+               "drafter: tapped layers must ascend; number {} is {}", i, c.taps[i].n);
+  for (LayerType t : c.layers)
+    DS_REQUIRE(t == LayerType::full || c.window > 0, "drafter: a sliding layer needs a window of at least 1");
+}
+
+std::vector<TapLayer> auto_taps(int64_t n_layers) {
+  DS_REQUIRE(n_layers >= 8, "--taps auto needs a target of at least 8 layers, this one has {}; name the taps", n_layers);
+  std::vector<TapLayer> taps;
+  // floor(x + 1/2) in integers: (N-4) i/4 + 1/2 = ((N-4) i + 2) / 4.
+  for (int64_t i = 0; i < 5; ++i) taps.push_back({static_cast<int>(2 + ((n_layers - 4) * i + 2) / 4)});
+  return taps;
+}
+
+}  // namespace dspark::model

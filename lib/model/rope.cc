@@ -1,0 +1,77 @@
+#include "model/rope.h"
+
+#include <algorithm>
+#include <cmath>
+#include <numbers>
+
+#include "core/error.h"
+
+namespace dspark::model {
+namespace {
+
+using formats::RopeConfig;
+
+// YaRN (Peng et al. 2023, section 3): low frequencies are interpolated by `factor`, high ones kept, a linear ramp between.
+void yarn(const RopeConfig& c, int64_t rot, int64_t max_position, RopeTable& table) {
+  const double original = static_cast<double>(c.original_max_position > 0 ? c.original_max_position : max_position);
+  auto correction_dim = [&](double rotations) {
+    return static_cast<double>(rot) * std::log(original / (rotations * 2 * std::numbers::pi)) / (2 * std::log(c.theta));
+  };
+  double low = correction_dim(c.beta_fast), high = correction_dim(c.beta_slow);
+  if (c.truncate) low = std::floor(low), high = std::ceil(high);
+  low = std::max(low, 0.0);
+  high = std::min(high, static_cast<double>(rot - 1));
+  if (low == high) high += 0.001;  // the references' guard against an empty ramp
+  for (size_t i = 0; i < table.inv_freq.size(); ++i) {
+    const double ramp = std::clamp((static_cast<double>(i) - low) / (high - low), 0.0, 1.0);
+    table.inv_freq[i] = table.inv_freq[i] / c.factor * ramp + table.inv_freq[i] * (1 - ramp);
+  }
+  auto mscale = [&](double m) { return c.factor <= 1 ? 1.0 : 0.1 * m * std::log(c.factor) + 1.0; };
+  if (c.attention_factor != 0) table.scale = c.attention_factor;
+  else if (c.mscale != 0 && c.mscale_all_dim != 0) table.scale = mscale(c.mscale) / mscale(c.mscale_all_dim);
+  else table.scale = mscale(1.0);
+}
+
+// Llama 3.1's smoothing by wavelength.
+void llama3(const RopeConfig& c, int64_t max_position, RopeTable& table) {
+  const double original = static_cast<double>(c.original_max_position > 0 ? c.original_max_position : max_position);
+  const double low_wavelength = original / c.low_freq_factor, high_wavelength = original / c.high_freq_factor;
+  for (double& f : table.inv_freq) {
+    const double wavelength = 2 * std::numbers::pi / f;
+    if (wavelength > low_wavelength) f /= c.factor;
+    else if (wavelength >= high_wavelength) {
+      const double smooth = (original / wavelength - c.low_freq_factor) / (c.high_freq_factor - c.low_freq_factor);
+      f = (1 - smooth) * f / c.factor + smooth * f;
+    }
+  }
+}
+
+}  // namespace
+
+RopeTable make_rope_table(const RopeConfig& c, int64_t head_dim, int64_t max_position, int64_t row_length) {
+  DS_REQUIRE(c.theta > 0 && c.factor > 0, "rope: theta {} and factor {} must be positive", c.theta, c.factor);
+  RopeTable table;
+  const bool proportional = c.type == "proportional";
+  table.rot = proportional ? head_dim : static_cast<int64_t>(static_cast<double>(head_dim) * c.partial_rotary_factor);
+  DS_REQUIRE(table.rot > 0 && table.rot % 2 == 0, "rope: {} of {} channels cannot be rotated in pairs", table.rot, head_dim);
+  double theta = c.theta;
+  if (c.type == "dynamic" && row_length > max_position) {
+    const double r = static_cast<double>(table.rot), len = static_cast<double>(row_length), max = static_cast<double>(max_position);
+    theta *= std::pow(c.factor * len / max - (c.factor - 1), r / (r - 2));
+  }
+  const int64_t half = table.rot / 2;
+  // `proportional`: full-width halves, frequencies above the rotated fraction are zero, exponents over HD.
+  const auto live = proportional ? static_cast<int64_t>(c.partial_rotary_factor * static_cast<double>(head_dim) / 2) : half;
+  for (int64_t i = 0; i < half; ++i)
+    table.inv_freq.push_back(i < live ? std::pow(theta, -2.0 * static_cast<double>(i) / static_cast<double>(table.rot)) : 0.0);
+  if (c.type == "linear" || (proportional && c.factor != 1.0))
+    for (double& f : table.inv_freq) f /= c.factor;
+  else if (c.type == "yarn") yarn(c, table.rot, max_position, table);
+  else if (c.type == "llama3") llama3(c, max_position, table);
+  else
+    DS_REQUIRE(c.type == "default" || c.type == "dynamic" || proportional,
+               "rope type '{}' is not supported (default, linear, yarn, llama3, dynamic, proportional are)", c.type);
+  return table;
+}
+
+}  // namespace dspark::model
