@@ -1,12 +1,10 @@
 #include <catch2/catch.hpp>
 
-#include <stdlib.h>
-
-#include <fstream>
 #include <limits>
 
 #include "core/error.h"
 #include "formats/safetensors.h"
+#include "scratch.h"
 
 using namespace dspark;
 using namespace dspark::formats;
@@ -15,20 +13,6 @@ using Catch::Contains;
 namespace {
 
 const fs::path kGolden = DSPARK_SOURCE_DIR "/tests/golden/target";
-
-struct Scratch {
-  fs::path folder;
-  Scratch() {
-    std::string name = (fs::temp_directory_path() / "dspark_safetensors_XXXXXX").string();
-    REQUIRE(::mkdtemp(name.data()));
-    folder = name;
-  }
-  ~Scratch() { fs::remove_all(folder); }
-};
-
-void put(const fs::path& path, std::string_view bytes) {
-  std::ofstream(path, std::ios::binary).write(bytes.data(), static_cast<std::streamsize>(bytes.size()));
-}
 
 std::string file_of(std::string header, std::string_view data) {
   std::string bytes(8, '\0');
@@ -117,7 +101,7 @@ TEST_CASE("damaged safetensors headers are refused by name", "[safetensors]") {
   Scratch scratch;
   const fs::path path = scratch.folder / "bad.safetensors";
   const auto refuse = [&](std::string header, std::string_view data, const std::string& message) {
-    put(path, file_of(std::move(header), data));
+    scratch.put("bad.safetensors", file_of(std::move(header), data));
     CHECK_THROWS_WITH(SafetensorsFile(path), Contains("bad.safetensors") && Contains(message));
   };
   refuse("[]", "", "not a JSON object");
@@ -140,9 +124,9 @@ TEST_CASE("damaged safetensors headers are refused by name", "[safetensors]") {
   refuse(R"({"a":{"dtype":"F32","shape":[4294967296,4294967296,4],"data_offsets":[0,0]}})", "", "no valid number of elements");
   refuse(R"({"a":{"dtype":"F32","shape":[4611686018427387904],"data_offsets":[0,0]}})", "", "does not fill");
   refuse(R"({"__metadata__":{"x":1}})", "", "'x' is not a string");
-  put(path, std::string("\xff\xff\xff\xff\xff\xff\xff\xff{}"));
+  scratch.put("bad.safetensors", std::string("\xff\xff\xff\xff\xff\xff\xff\xff{}"));
   CHECK_THROWS_WITH(SafetensorsFile(path), Contains("not a safetensors file"));
-  put(path, std::string(100, '[').insert(0, std::string("\x00\x00\x00\x00\x00\x00\x00\x00", 8)));
+  scratch.put("bad.safetensors", std::string(100, '[').insert(0, std::string("\x00\x00\x00\x00\x00\x00\x00\x00", 8)));
   CHECK_THROWS_WITH(SafetensorsFile(path), Contains("not valid JSON"));
 }
 
@@ -152,7 +136,7 @@ TEST_CASE("a safetensors file cut anywhere is refused, and a flipped bit never b
   write_small(path);
   const std::string good = read_text(path);
   for (size_t n = 0; n < good.size(); ++n) {
-    put(path, std::string_view(good).substr(0, n));
+    scratch.put("x.safetensors", std::string_view(good).substr(0, n));
     REQUIRE_THROWS_AS(SafetensorsFile(path), Error);
   }
   int accepted = 0, refused = 0;
@@ -160,7 +144,7 @@ TEST_CASE("a safetensors file cut anywhere is refused, and a flipped bit never b
     for (int bit = 0; bit < 8; ++bit) {
       std::string bad = good;
       bad[i] = static_cast<char>(bad[i] ^ (1 << bit));
-      put(path, bad);
+      scratch.put("x.safetensors", bad);
       try {
         touch_everything(SafetensorsFile(path));
         ++accepted;
@@ -187,13 +171,12 @@ TEST_CASE("a sharded model opens through its index", "[safetensors]") {
 
 TEST_CASE("a broken index or folder is refused by name", "[safetensors]") {
   Scratch scratch;
-  const fs::path index = scratch.folder / "model.safetensors.index.json";
   CHECK_THROWS_WITH(SafetensorsSet::open(scratch.folder), Contains("holds neither"));
   CHECK_THROWS_WITH(SafetensorsSet::open(scratch.folder / "none.safetensors"), Contains("none.safetensors"));
   write_small(scratch.folder / "one.safetensors");
   write_small(scratch.folder / "two.safetensors");
   const auto refuse = [&](std::string_view json, const std::string& message) {
-    put(index, json);
+    scratch.put("model.safetensors.index.json", json);
     CHECK_THROWS_WITH(SafetensorsSet::open(scratch.folder), Contains(message));
   };
   refuse("[]", "weight_map");
@@ -203,7 +186,7 @@ TEST_CASE("a broken index or folder is refused by name", "[safetensors]") {
   refuse(R"({"weight_map":{"a":"three.safetensors"}})", "three.safetensors");
   refuse(R"({"weight_map":{"z":"one.safetensors"}})", "'z' is missing");
   refuse(R"({"weight_map":{"a":"one.safetensors","b":"two.safetensors"}})", "two shards");
-  put(index, R"({"weight_map":{"a":"one.safetensors"}})");
+  scratch.put("model.safetensors.index.json", R"({"weight_map":{"a":"one.safetensors"}})");
   const SafetensorsSet set = SafetensorsSet::open(scratch.folder);
   CHECK(set.has("b"));
 }
