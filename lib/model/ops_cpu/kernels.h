@@ -8,19 +8,10 @@
 // To add a kernel: one line in DS_KERNELS, its definition in a file under isa/ (inside namespace DS_ISA).
 #pragma once
 
-#include <stdint.h>
+#include "model/ops_cpu/attention_kernels.h"
+#include "model/ops_cpu/kernel_types.h"
 
 namespace dspark::model::cpu {
-
-// n neighbouring elements, fp32 or bf16.
-struct In {
-  const void* p;
-  int bf16;
-};
-struct Out {
-  void* p;
-  int bf16;
-};
 
 // How one row of qk_norm_rope is laid out; cos and sin (scale included) have rot / 2 values.
 struct HeadRow {
@@ -34,7 +25,8 @@ struct HeadRow {
 // X(result, name, parameters)
 #define DS_KERNELS(X)                                                                                                  \
   /* dst = src, converted */                                                                                           \
-  X(void, convert, (Out dst, In src, int64_t n))
+  X(void, convert, (Out dst, In src, int64_t n))                                                                      \
+  DS_ATTENTION_KERNELS(X)
 
 struct Kernels {
 #define DS_FIELD(result, name, params) result(*name) params;

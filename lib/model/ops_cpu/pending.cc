@@ -6,9 +6,6 @@ namespace dspark::model::cpu {
 
 #define DS_PENDING(name, Args) \
   void CpuOps::name(Context&, const Args&) { DS_ASSERT(false, "cpu: " #name " is not written yet"); }
-DS_PENDING(anchor_attention, AnchorAttention)
-DS_PENDING(anchor_attention_backward, AnchorAttentionBackward)
-DS_PENDING(cache_attention, CacheAttention)
 DS_PENDING(vocab_loss, VocabLoss)
 DS_PENDING(copy, Copy)
 DS_PENDING(fill, Fill)
