@@ -72,34 +72,48 @@ int64_t panel_rows(const Job& job, int64_t rows) {
   return job.a_panel_bf16() ? round_up(rows, job.table->row_unit_bf16) : rows;
 }
 
+// A source whose rows lie along the panel's width is packed a few k at a time through all panels: its rows are far apart,
+// and so each one's pages and cache lines serve every panel before they are gone.
+constexpr int64_t kPackStep = 64;
+
 // Packs rows [begin, end) of A for one K block, in `panels` panels of nearly equal height.
 void pack_a(const Job& job, Range rows, int64_t panels, int64_t k0, int64_t k_len, int64_t k_pad, std::byte* dst) {
   const GemmTable& t = *job.table;
-  const bool rows_layout = job.a_layout == Layout::rows;
-  const PackFn pack = job.bf16_product ? (rows_layout ? t.pack_a16_rows : t.pack_a16_cols)
-                                       : (rows_layout ? t.pack_rows : t.pack_cols);
-  for (int64_t i = 0; i < panels; ++i) {
-    const Range r = part(rows.end - rows.begin, panels, i);
-    PackArgs p = pack_args(job.a, job.a_layout, rows.begin + r.begin, k0, k_len, k_pad);
-    p.dst_bf16 = job.a_panel_bf16();
-    p.width_used = static_cast<int>(r.end - r.begin);
-    p.width = static_cast<int>(panel_rows(job, p.width_used));
-    p.dst = dst;
-    pack(p);
-    dst += k_pad * p.width * (p.dst_bf16 ? 2 : 4);
+  const bool along_k = job.a_layout == Layout::rows, half = job.a_panel_bf16();
+  const PackFn pack = job.bf16_product ? (along_k ? t.pack_a16_rows : t.pack_a16_cols)
+                                       : (along_k ? t.pack_rows : t.pack_cols);
+  const int64_t step = along_k ? k_pad : kPackStep;
+  for (int64_t k = 0; k < k_pad; k += step) {
+    std::byte* panel = dst;
+    for (int64_t i = 0; i < panels; ++i) {
+      const Range r = part(rows.end - rows.begin, panels, i);
+      PackArgs p = pack_args(job.a, job.a_layout, rows.begin + r.begin, k0 + k, std::min(step, k_len - k),
+                             std::min(step, k_pad - k));
+      p.dst_bf16 = half;
+      p.width_used = static_cast<int>(r.end - r.begin);
+      p.width = static_cast<int>(panel_rows(job, p.width_used));
+      p.dst = panel + k * p.width * (half ? 2 : 4);
+      pack(p);
+      panel += k_pad * p.width * (half ? 2 : 4);
+    }
   }
 }
 
 // Packs columns [begin, end) of B, `begin` a multiple of nr.
 void pack_b(const Job& job, Range cols, int64_t k0, int64_t k_len, int64_t k_pad, std::byte* dst) {
   const int nr = job.table->nr;
-  for (int64_t n = cols.begin; n < cols.end; n += nr, dst += job.b_bytes(k_pad)) {
-    PackArgs p = pack_args(job.b, job.b_layout, n, k0, k_len, k_pad);
-    p.dst_bf16 = job.bf16_product;
-    p.width = nr;
-    p.width_used = static_cast<int>(std::min<int64_t>(nr, cols.end - n));
-    p.dst = dst;
-    (job.b_layout == Layout::rows ? job.table->pack_rows : job.table->pack_cols)(p);
+  const bool along_k = job.b_layout == Layout::rows;
+  const int64_t step = along_k ? k_pad : kPackStep;
+  for (int64_t k = 0; k < k_pad; k += step) {
+    std::byte* panel = dst;
+    for (int64_t n = cols.begin; n < cols.end; n += nr, panel += job.b_bytes(k_pad)) {
+      PackArgs p = pack_args(job.b, job.b_layout, n, k0 + k, std::min(step, k_len - k), std::min(step, k_pad - k));
+      p.dst_bf16 = job.bf16_product;
+      p.width = nr;
+      p.width_used = static_cast<int>(std::min<int64_t>(nr, cols.end - n));
+      p.dst = panel + job.b_bytes(k);
+      (along_k ? job.table->pack_rows : job.table->pack_cols)(p);
+    }
   }
 }
 

@@ -62,11 +62,7 @@ template <int R>
 void tile(const TileArgs& t) {
   alignas(64) float sums[(R > 16 ? 32 : 16) * kNr];
   product<(R > 16)>(t, sums);
-  for (int r = 0; r < R; ++r) {
-    Vec acc[kVecs];
-    for (int v = 0; v < kVecs; ++v) acc[v] = vec_load(sums + r * kNr + v * kLanes);
-    finish_row(acc, t, r);
-  }
+  finish_rows(sums, R, t);
 }
 
 template <int R>
@@ -103,35 +99,12 @@ double peak_bf16(int64_t rounds, float* sink) {
   return 4.0 * 2.0 * kTileRows * kTileRows * kStepK * static_cast<double>(rounds);
 }
 
-template <bool kRows>
-void pack_a(const PackArgs& p) {
-  const int64_t step_w = kRows ? p.stride : 1, step_k = kRows ? 1 : p.stride;
-  const uint16_t* half = static_cast<const uint16_t*>(p.src);
-  const float* full = static_cast<const float*>(p.src);
-  uint16_t* dst = static_cast<uint16_t*>(p.dst);
-  for (int64_t k0 = 0; k0 < p.k_pad; k0 += kStepK)
-    for (int w = 0; w < p.width; ++w, dst += kStepK) {
-      const int64_t n = w < p.width_used ? (p.k - k0 < kStepK ? p.k - k0 : kStepK) : 0;
-      const int64_t from = w * step_w + k0 * step_k;
-      if (kRows && p.src_bf16) {
-        if (n > 0) memcpy(dst, half + from, static_cast<size_t>(n) * 2);
-      } else if (p.src_bf16) {
-        for (int64_t i = 0; i < n; ++i) dst[i] = half[from + i * step_k];
-      } else {
-        for (int64_t i = 0; i < n; ++i) dst[i] = static_cast<uint16_t>(bf16_of(full[from + i * step_k]));
-      }
-      for (int64_t i = n > 0 ? n : 0; i < kStepK; ++i) dst[i] = 0;
-    }
-}
-
 }  // namespace
 
 void fill_amx(GemmTable& table) {
   table.mr_bf16 = 32;
   table.k_unit_bf16 = kStepK;
   table.row_unit_bf16 = 16;
-  table.pack_a16_rows = pack_a<true>;
-  table.pack_a16_cols = pack_a<false>;
   fill_tiles<32>(table);
   table.enter = enter;
   table.leave = leave;

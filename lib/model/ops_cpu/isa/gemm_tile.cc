@@ -10,6 +10,7 @@ namespace {
 
 template <int R>
 void tile_f32(const TileArgs& t) {
+  prefetch_tile(t, R);
   Vec acc[R][kVecs] = {};
   const float* a = static_cast<const float*>(t.a);
   const float* b = static_cast<const float*>(t.b);
@@ -21,12 +22,13 @@ void tile_f32(const TileArgs& t) {
       DS_UNROLL for (int v = 0; v < kVecs; ++v) acc[r][v] = vec_fma(av, bv[v], acc[r][v]);
     }
   }
-  DS_UNROLL for (int r = 0; r < R; ++r) finish_row(acc[r], t, r);
+  finish(acc, t);
 }
 
 #if DS_ISA_LEVEL >= 3
 template <int R>
 void tile_bf16(const TileArgs& t) {
+  prefetch_tile(t, R);
   Vec acc[R][kVecs] = {};
   const uint32_t* a = static_cast<const uint32_t*>(t.a);
   const uint32_t* b = static_cast<const uint32_t*>(t.b);
@@ -39,11 +41,12 @@ void tile_bf16(const TileArgs& t) {
         acc[r][v] = (Vec)_mm512_dpbf16_ps((__m512)acc[r][v], av, (__m512bh)bv[v]);
     }
   }
-  DS_UNROLL for (int r = 0; r < R; ++r) finish_row(acc[r], t, r);
+  finish(acc, t);
 }
 #else
 template <int R>
 void tile_bf16(const TileArgs& t) {
+  prefetch_tile(t, R);
   Vec acc[R][kVecs] = {};
   const float* a = static_cast<const float*>(t.a);  // [k][R], widened when packed
   const uint32_t* b = static_cast<const uint32_t*>(t.b);
@@ -63,7 +66,7 @@ void tile_bf16(const TileArgs& t) {
       DS_UNROLL for (int v = 0; v < kVecs; ++v) acc[r][v] = vec_fma(av, odd[v], acc[r][v]);
     }
   }
-  DS_UNROLL for (int r = 0; r < R; ++r) finish_row(acc[r], t, r);
+  finish(acc, t);
 }
 #endif
 
@@ -128,6 +131,22 @@ GemmTable make_table() {
 }
 
 }  // namespace
+
+void finish_rows(const float* sums, int rows, const TileArgs& t) {
+  for (int r = 0; r < rows; ++r, sums += kNr) {
+    float in[kNr] = {};
+    if (t.in != nullptr) memcpy(in, t.in + r * t.in_stride, static_cast<size_t>(t.n) * 4);
+    alignas(64) float out[kNr];
+    for (int v = 0; v < kVecs; ++v) {
+      Vec sum = vec_load(sums + v * kLanes);
+      if (t.in != nullptr) sum += vec_load(in + v * kLanes);
+      if (t.out_bf16) vec_store_bf16(reinterpret_cast<uint16_t*>(out) + v * kLanes, sum);
+      else vec_store(out + v * kLanes, sum);
+    }
+    const int64_t e = t.out_bf16 ? 2 : 4;
+    memcpy(static_cast<char*>(t.out) + r * t.out_stride * e, out, static_cast<size_t>(t.n * e));
+  }
+}
 
 const GemmTable* gemm_table() {
   static const GemmTable table = make_table();

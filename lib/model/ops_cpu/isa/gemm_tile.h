@@ -15,32 +15,37 @@ constexpr int kMr = 14;
 constexpr int kMr = 6;
 #endif
 
-// Adds `in` to row `r` of a finished tile and writes it out. Columns from t.n on are neither read nor written: they go
-// through a buffer, so that the arithmetic is the same code.
-static inline void finish_row(const Vec* acc, const TileArgs& t, int r) {
-  Vec sum[kVecs];
-  for (int v = 0; v < kVecs; ++v) sum[v] = acc[v];
-  if (t.in != nullptr) {
-    const float* in = t.in + r * t.in_stride;
-    float buffer[kNr] = {};
-    if (t.n < kNr) {
-      memcpy(buffer, in, static_cast<size_t>(t.n) * 4);
-      in = buffer;
-    }
-    for (int v = 0; v < kVecs; ++v) sum[v] += vec_load(in + v * kLanes);
+// The general end of a tile product: `sums` [rows][kNr] plus `in`, to `out`. Columns from t.n on are neither read nor
+// written: they go through a buffer, so that the arithmetic is the same code.
+void finish_rows(const float* sums, int rows, const TileArgs& t);
+
+// The end of a tile product whose sums are in registers. A whole f32 tile is written from there.
+template <int R>
+static inline void finish(const Vec (&acc)[R][kVecs], const TileArgs& t) {
+  if (t.n < kNr || t.out_bf16) {
+    alignas(64) float sums[R * kNr];
+    DS_UNROLL for (int r = 0; r < R; ++r)
+      DS_UNROLL for (int v = 0; v < kVecs; ++v) vec_store(sums + r * kNr + v * kLanes, acc[r][v]);
+    return finish_rows(sums, R, t);
   }
-  if (t.out_bf16) {
-    uint16_t* out = static_cast<uint16_t*>(t.out) + r * t.out_stride;
-    uint16_t buffer[kNr];
-    uint16_t* to = t.n < kNr ? buffer : out;
-    for (int v = 0; v < kVecs; ++v) vec_store_bf16(to + v * kLanes, sum[v]);
-    if (t.n < kNr) memcpy(out, buffer, static_cast<size_t>(t.n) * 2);
+  float* out = static_cast<float*>(t.out);
+  if (t.in == nullptr) {
+    DS_UNROLL for (int r = 0; r < R; ++r, out += t.out_stride)
+      DS_UNROLL for (int v = 0; v < kVecs; ++v) vec_store(out + v * kLanes, acc[r][v]);
   } else {
-    float* out = static_cast<float*>(t.out) + r * t.out_stride;
-    float buffer[kNr];
-    float* to = t.n < kNr ? buffer : out;
-    for (int v = 0; v < kVecs; ++v) vec_store(to + v * kLanes, sum[v]);
-    if (t.n < kNr) memcpy(out, buffer, static_cast<size_t>(t.n) * 4);
+    const float* in = t.in;
+    DS_UNROLL for (int r = 0; r < R; ++r, in += t.in_stride, out += t.out_stride)
+      DS_UNROLL for (int v = 0; v < kVecs; ++v) vec_store(out + v * kLanes, acc[r][v] + vec_load(in + v * kLanes));
+  }
+}
+
+// The tile of C arrives while the product is computed.
+static inline void prefetch_tile(const TileArgs& t, int rows) {
+  const char* p = static_cast<const char*>(t.out_bf16 || t.in == nullptr ? t.out : t.in);
+  const int64_t step = t.out_bf16 ? t.out_stride * 2 : (t.in == nullptr ? t.out_stride : t.in_stride) * 4;
+  for (int r = 0; r < rows; ++r, p += step) {
+    __builtin_prefetch(p, 1, 3);
+    __builtin_prefetch(p + 64, 1, 3);
   }
 }
 

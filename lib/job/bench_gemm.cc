@@ -1,0 +1,187 @@
+#include "job/bench_gemm.h"
+
+#include <algorithm>
+#include <chrono>
+#include <functional>
+
+#include "core/error.h"
+#include "core/rng.h"
+#include "core/threads.h"
+#include "model/ops_cpu/gemm.h"
+#include "model/ops_cpu/gemm_table.h"
+
+namespace dspark::job {
+namespace {
+
+using model::cpu::GemmContext;
+using model::cpu::MatOut;
+using model::cpu::MatRef;
+
+double seconds_of(const std::function<void()>& body) {
+  const auto start = std::chrono::steady_clock::now();
+  body();
+  return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+}
+
+double median(std::vector<double> v) {
+  std::sort(v.begin(), v.end());
+  return v.size() % 2 == 1 ? v[v.size() / 2] : (v[v.size() / 2 - 1] + v[v.size() / 2]) / 2;
+}
+
+// 64-byte aligned memory of one operand, filled with normal numbers (a repeated block of them: drawing all would take
+// longer than the measurement).
+struct Operand {
+  std::vector<std::byte> memory;
+  std::byte* data = nullptr;
+  explicit Operand(int64_t bytes) : memory(static_cast<size_t>(bytes + 64)) {
+    data = reinterpret_cast<std::byte*>((reinterpret_cast<uintptr_t>(memory.data()) + 63) / 64 * 64);
+  }
+  void fill(int64_t n, DType type, uint64_t seed) {
+    constexpr int64_t kBlock = 8191;
+    const Rng rng(seed, RngStream::noise);
+    std::vector<float> block(kBlock);
+    for (int64_t i = 0; i < kBlock; ++i) block[static_cast<size_t>(i)] = static_cast<float>(rng.normal(static_cast<uint64_t>(i)));
+    for (int64_t i = 0; i < n; ++i) {
+      const float v = block[static_cast<size_t>(i % kBlock)];
+      if (type == DType::bf16) reinterpret_cast<bf16*>(data)[i] = to_bf16(v);
+      else reinterpret_cast<float*>(data)[i] = v;
+    }
+  }
+};
+
+// GFLOP/s of the kernel's multiply-add on registers, all threads.
+double peak_gflops(ThreadPool& pool, const model::cpu::GemmTable& table, DType type) {
+  const auto peak = type == DType::bf16 ? table.peak_bf16 : table.peak_f32;
+  std::vector<double> flops(static_cast<size_t>(pool.size()));
+  int64_t rounds = 2000;
+  for (;;) {
+    const double s = seconds_of([&] {
+      pool.parallel_for(pool.size(), 1, [&](int64_t, int64_t, int thread) {
+        float sink = 0.001f;
+        flops[static_cast<size_t>(thread)] = peak(rounds, &sink);
+      });
+    });
+    if (s > 2e-3) {
+      double sum = 0;
+      for (double f : flops) sum += f;
+      return sum / s * 1e-9;
+    }
+    rounds *= 4;
+  }
+}
+
+// GB/s of reading `bytes` of memory larger than the caches, all threads.
+double read_gbps(ThreadPool& pool, const Operand& memory, int64_t bytes) {
+  std::vector<uint64_t> sums(static_cast<size_t>(pool.size()));
+  const double s = seconds_of([&] {
+    pool.parallel_for(bytes / 64, 1, [&](int64_t begin, int64_t end, int thread) {
+      const uint64_t* p = reinterpret_cast<const uint64_t*>(memory.data);
+      uint64_t sum[8] = {};
+      for (int64_t i = begin * 8; i < end * 8; i += 8)
+        for (int j = 0; j < 8; ++j) sum[j] += p[i + j];
+      for (int j = 1; j < 8; ++j) sum[0] += sum[j];
+      sums[static_cast<size_t>(thread)] = sum[0];
+    });
+  });
+  return static_cast<double>(bytes) / s * 1e-9 + (sums[0] == 1 ? 1e-12 : 0);
+}
+
+BenchResult bench_shape(GemmContext& ctx, const GemmShape& s, const BenchGemmOptions& options) {
+  const bool packed = s.form == "packed", tn = s.form == "tn";
+  DS_REQUIRE(packed || tn || s.form == "nt" || s.form == "nn", "bench gemm: form '{}' is none of nt, nn, tn, packed", s.form);
+  const int64_t e = dtype_bytes(s.in);
+  Operand a(s.m * s.k * e), b(s.n * s.k * e), c(s.m * s.n * dtype_bytes(s.out));
+  a.fill(s.m * s.k, s.in, 1);
+  b.fill(s.n * s.k, s.in, 2);
+  const MatRef ra = {a.data, s.in, tn ? s.m : s.k};
+  const MatRef rb = {b.data, s.in, packed || s.form == "nt" ? s.k : s.n};
+  const MatOut rc = {c.data, s.out, s.n};
+  Operand panels(packed ? model::cpu::packed_b_bytes(ctx.kernel(), s.in, s.n, s.k) : 0);
+  model::cpu::PackedB pb;
+  if (packed) pb = model::cpu::pack_b_nt(ctx, s.n, s.k, rb, panels.data);
+  const auto product = [&] {
+    if (packed) model::cpu::gemm_packed(ctx, s.m, s.n, s.k, ra, pb, rc);
+    else if (tn) model::cpu::gemm_tn(ctx, s.m, s.n, s.k, ra, rb, rc);
+    else if (s.form == "nt") model::cpu::gemm_nt(ctx, s.m, s.n, s.k, ra, rb, rc);
+    else model::cpu::gemm_nn(ctx, s.m, s.n, s.k, ra, rb, rc);
+  };
+
+  BenchResult r;
+  r.what = fmt::format("gemm {} {} {}x{}x{}", s.form, s.in == DType::bf16 ? "bf16" : "f32", s.m, s.n, s.k);
+  r.kernel = ctx.kernel().name();
+  r.device = fmt::format("{}, {} threads", model::cpu::cpu_model_name(), ctx.pool().size());
+  const bool memory_bound = s.m <= 8;
+  r.unit = memory_bound ? "GB/s" : "GFLOP/s";
+  const double work = memory_bound ? static_cast<double>(s.n * s.k * e)
+                                   : 2.0 * static_cast<double>(s.m) * static_cast<double>(s.n) * static_cast<double>(s.k);
+  constexpr int64_t kReadBytes = 96 << 20;
+  Operand read(memory_bound ? kReadBytes : 0);
+  if (memory_bound) read.fill(kReadBytes / 4, DType::f32, 3);
+  std::vector<double> limits;
+  product();
+  double spent = 0;
+  while (spent < options.seconds_per_shape || static_cast<int>(r.samples.size()) < options.min_repeats) {
+    limits.push_back(memory_bound ? read_gbps(ctx.pool(), read, kReadBytes)
+                                  : peak_gflops(ctx.pool(), ctx.kernel().table(), s.in));
+    const double once = seconds_of(product);
+    r.samples.push_back(work / once * 1e-9);
+    spent += once;
+  }
+  r.value = median(r.samples);
+  r.limit = median(limits);
+  r.share_of_limit = r.value / r.limit;
+  return r;
+}
+
+}  // namespace
+
+std::vector<GemmShape> default_gemm_shapes() {
+  std::vector<GemmShape> shapes;
+  const auto both = [&](const char* form, int64_t m, int64_t n, int64_t k) {
+    shapes.push_back({form, m, n, k, DType::bf16, DType::f32});
+    shapes.push_back({form, m, n, k, DType::f32, DType::f32});
+  };
+  both("packed", 4096, 2560, 2560);
+  both("nt", 4096, 2560, 2560);
+  // A drafter of width 576 (SmolLM2-135M's): q|k|v, o, gate|up, down, fc; then input and weight gradients.
+  both("packed", 896, 960, 576);
+  both("packed", 896, 576, 576);
+  both("packed", 896, 3072, 576);
+  both("packed", 896, 576, 1536);
+  both("packed", 512, 576, 2880);
+  both("nn", 896, 576, 3072);
+  both("tn", 3072, 576, 896);
+  both("tn", 576, 1536, 896);
+  // The loss: [lm_head | markov_w2] of a pruned and of the full vocabulary, and its gradients.
+  both("packed", 512, 8192, 832);
+  both("packed", 512, 49152, 832);
+  both("nn", 512, 832, 8192);
+  both("tn", 8192, 832, 512);
+  // Decoding.
+  for (int64_t m : {1, 4, 8}) {
+    both("packed", m, 49152, 576);
+    both("packed", m, 1536, 576);
+  }
+  return shapes;
+}
+
+std::vector<BenchResult> bench_gemm(const BenchGemmOptions& options) {
+  ThreadPool pool(options.threads > 0 ? options.threads : usable_cores());
+  GemmContext ctx(pool, model::cpu::select_kernel(options.kernel));
+  std::vector<BenchResult> results;
+  for (const GemmShape& shape : options.shapes.empty() ? default_gemm_shapes() : options.shapes)
+    results.push_back(bench_shape(ctx, shape, options));
+  return results;
+}
+
+std::string bench_table(const std::vector<BenchResult>& results) {
+  std::string text;
+  for (const BenchResult& r : results) {
+    const auto [low, high] = std::minmax_element(r.samples.begin(), r.samples.end());
+    text += fmt::format("{:<34} {:>8.1f} [{:>7.1f} {:>7.1f}] {:<8} {:>5.1f} % of {:.1f}\n", r.what, r.value, *low, *high,
+                        r.unit, 100 * r.share_of_limit, r.limit);
+  }
+  return text;
+}
+
+}  // namespace dspark::job

@@ -1,0 +1,38 @@
+// Benchmark of the cpu backend's matrix products at the shapes of a drafter's training step and of decoding.
+//
+// Protocol: normal random operands (AMX is faster on zeros), one warm-up, then repeats; each repeat is preceded by a short
+// measurement of the limit, so that a busy machine lowers both. The limit of M > 8 is the rate of multiply-adds on
+// registers alone (of the instruction the product uses), of M <= 8 the speed of reading memory, both with as many threads.
+// Operands of M <= 8 are larger than caches or changed between repeats only as far as the shape allows: small ones are
+// cache-resident and may pass the memory limit.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "core/dtype.h"
+#include "job/bench_result.h"
+
+namespace dspark::job {
+
+struct GemmShape {
+  std::string form;  // "nt", "nn", "tn", or "packed" (B packed before the clock starts)
+  int64_t m = 0, n = 0, k = 0;
+  DType in = DType::bf16, out = DType::f32;
+};
+
+struct BenchGemmOptions {
+  std::string kernel = "auto";
+  int threads = 0;                // 0: all usable cores
+  double seconds_per_shape = 0.5;
+  int min_repeats = 5;
+  std::vector<GemmShape> shapes;  // empty: default_gemm_shapes()
+};
+
+std::vector<GemmShape> default_gemm_shapes();
+std::vector<BenchResult> bench_gemm(const BenchGemmOptions& options);
+// "what  median [min max] unit  share of limit", aligned, one line a result.
+std::string bench_table(const std::vector<BenchResult>& results);
+
+}  // namespace dspark::job
