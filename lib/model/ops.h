@@ -126,6 +126,7 @@ struct LossChunk { int64_t slot0 = 0, slots = 0, row0 = 0, rows = 0; };
 //   loss = sum_s sum_j coef[j] * scale[j] * weight_j[s] * term_j[s], weight_j = conf_weight for kConf, else weight;
 //   d_joint, d_head, d_conf_* = its gradients.
 // ce is left out (0) where label is -1. conf = BCE(conf_logit, 1 - tv), the target detached.
+// Terms that are not computed are 0 in slot_out; rows of slot_out and d_joint outside every chunk are zero.
 struct VocabLoss {
   Tensor joint;        // [S, D+R] act, rows in chunk order: [hidden | e]
   const Weight* head = nullptr;         // [VD, D+R] act: [lm_head | markov_w2]
@@ -174,7 +175,9 @@ struct AdamW { Tensor master, m, v, grad, value, scalars; double beta1 = 0.9, be
 // ---- decoding --------------------------------------------------------------------------------------------------------------
 
 struct SamplingParams { double temperature = 1.0; int64_t top_k = 0; double top_p = 1.0, min_p = 0.0; };  // temperature < 1e-5: greedy (one-hot arg-max, lowest id on ties)
-// probs = distribution of logits after temperature, top-k, top-p, min-p (in that order), acc [n, V]; ties at a cut are kept by lower id.
+// probs = distribution of logits after temperature, top-k, top-p, min-p (in that order), acc [n, V] (logits float; in place allowed).
+// As transformers does: top-k keeps every logit equal to the k-th; top-p keeps a token while the sum of the larger ones is below
+// top_p (the largest always; among equals the lower id first); min-p keeps probabilities >= min_p times the largest.
 struct TokenProbs { Tensor probs, logits; SamplingParams params; };
 // ids[i] = smallest id with cumulative probs (in id order) > uniform[i] * total. ids i32 [1, n], probs acc [n, V], uniform f64 [1, n].
 // With `map` (i32 [1, V], target id of each draft id) ids are mapped; raw_ids (optional) keeps the unmapped ones.
