@@ -1,10 +1,9 @@
 // Benchmark of the cpu backend's matrix products at the shapes of a drafter's training step and of decoding.
 //
-// Protocol: normal random operands (AMX is faster on zeros), one warm-up, then repeats; each repeat is preceded by a short
-// measurement of the limit, so that a busy machine lowers both. The limit of M > 8 is the rate of multiply-adds on
-// registers alone (of the instruction the product uses), of M <= 8 the speed of reading memory, both with as many threads.
-// Operands of M <= 8 are larger than caches or changed between repeats only as far as the shape allows: small ones are
-// cache-resident and may pass the memory limit.
+// Protocol: normal random operands (AMX is faster on zeros), one warm-up, then repeats; the value is their median. Before
+// each repeat the limit is measured for a moment, and the best of those is the limit: for M > 8 the rate of multiply-adds
+// on registers alone (of the instruction the product uses), for M <= 8 the speed of reading memory that no cache holds,
+// both with as many threads. A product whose B fits a cache may pass the latter.
 #pragma once
 
 #include <cstdint>
