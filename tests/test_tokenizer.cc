@@ -4,7 +4,6 @@
 #include <algorithm>
 #include <chrono>
 #include <cstdlib>
-#include <fstream>
 #include <random>
 #include <thread>
 
@@ -12,6 +11,7 @@
 #include "core/files.h"
 #include "core/json.h"
 #include "formats/byte_level.h"
+#include "formats/gguf.h"
 #include "formats/tokenizer.h"
 #include "formats/utf8.h"
 
@@ -34,6 +34,15 @@ std::string from_hex(const std::string& hex) {
 
 using Ids = std::vector<int32_t>;
 
+fs::path model_path(const char* name) {
+  const char* cache = std::getenv("DSPARK_MODEL_CACHE");
+  const char* home = std::getenv("HOME");
+  const fs::path path = (cache ? fs::path(cache) : fs::path(home ? home : ".") / ".cache/dspark") / name;
+  INFO(path.string() << " is missing: `make model` fetches it, or set DSPARK_MODEL_CACHE to the folder that holds it");
+  REQUIRE(fs::exists(path));
+  return path;
+}
+
 // Every value of one case: ids with and without special tokens, decoding whole and as a stream, bad bytes, spans.
 void check_case(const Tokenizer& tokenizer, const Json& golden) {
   const auto texts = strings();
@@ -47,11 +56,14 @@ void check_case(const Tokenizer& tokenizer, const Json& golden) {
     const auto ids = c.at("ids").get<Ids>();
     const Ids plain = c.contains("ids_plain") ? c.at("ids_plain").get<Ids>() : ids;
     const std::string decoded = c.contains("decoded") ? c.at("decoded").get<std::string>() : text;
-    const std::string skipped = c.contains("decoded_skip_special") ? c.at("decoded_skip_special").get<std::string>() : decoded;
+    const std::string skipped =
+        c.contains("decoded_skip_special") ? c.at("decoded_skip_special").get<std::string>() : decoded;
     const Ids got = tokenizer.encode(text);
     expect(got == ids, fmt::format("string {} '{}': ids", s, text));
-    expect(tokenizer.encode(text, {.parse_special = false}) == plain, fmt::format("string {} '{}': plain ids", s, text));
-    expect(tokenizer.decode(ids) == decoded, fmt::format("string {} '{}': decoded '{}'", s, text, tokenizer.decode(ids)));
+    expect(tokenizer.encode(text, {.parse_special = false}) == plain,
+           fmt::format("string {} '{}': plain ids", s, text));
+    expect(tokenizer.decode(ids) == decoded,
+           fmt::format("string {} '{}': decoded '{}'", s, text, tokenizer.decode(ids)));
     expect(tokenizer.decode(ids, true) == skipped, fmt::format("string {} '{}': decoded without special", s, text));
 
     StreamDecoder stream(tokenizer, false);
@@ -68,14 +80,16 @@ void check_case(const Tokenizer& tokenizer, const Json& golden) {
     expect(encoding.ids == got, fmt::format("string {}: ids with spans", s));
     size_t covered = 0;
     for (const auto& [begin, end] : encoding.spans) {
-      expect(begin <= covered && end >= covered && begin < end, fmt::format("string {}: span [{}, {}) after {}", s, begin, end, covered));
+      expect(begin <= covered && end >= covered && begin < end,
+             fmt::format("string {}: span [{}, {}) after {}", s, begin, end, covered));
       covered = end;
     }
     expect(covered == text.size(), fmt::format("string {}: spans end at {} of {}", s, covered, text.size()));
   }
   for (const Json& c : golden.at("bad_bytes")) {
     const std::string bytes = from_hex(c.at("hex"));
-    expect(utf8_lossy(bytes) == c.at("as_text").get<std::string>(), fmt::format("bytes {}: as text", c.at("hex").dump()));
+    expect(utf8_lossy(bytes) == c.at("as_text").get<std::string>(),
+           fmt::format("bytes {}: as text", c.at("hex").dump()));
     expect(tokenizer.encode(bytes) == c.at("ids").get<Ids>(), fmt::format("bytes {}: ids", c.at("hex").dump()));
   }
   for (const Json& c : golden.at("decode")) {
@@ -88,12 +102,15 @@ void check_case(const Tokenizer& tokenizer, const Json& golden) {
   if (golden.contains("flag_cases"))
     for (const Json& c : golden.at("flag_cases")) {
       const auto ids = c.at("ids").get<Ids>();
-      expect(tokenizer.encode(c.at("text").get<std::string>()) == ids, fmt::format("flags '{}': ids", c.at("text").dump()));
-      expect(tokenizer.decode(ids) == c.at("decoded").get<std::string>(), fmt::format("flags '{}': decoded", c.at("text").dump()));
+      expect(tokenizer.encode(c.at("text").get<std::string>()) == ids,
+             fmt::format("flags '{}': ids", c.at("text").dump()));
+      expect(tokenizer.decode(ids) == c.at("decoded").get<std::string>(),
+             fmt::format("flags '{}': decoded", c.at("text").dump()));
     }
   if (golden.contains("add_special_tokens_example")) {
     const Json& c = golden.at("add_special_tokens_example");
-    expect(tokenizer.encode(c.at("text").get<std::string>(), {.add_special = true}) == c.at("ids").get<Ids>(), "added tokens");
+    expect(tokenizer.encode(c.at("text").get<std::string>(), {.add_special = true}) == c.at("ids").get<Ids>(),
+           "added tokens");
   }
   CHECK(failures == 0);
 }
@@ -102,8 +119,8 @@ TokenizerData tiny() {
   TokenizerData data;
   data.pre = "gpt-2";
   data.tokens = {"a", "b", "c", "ab", "abc", "<|end|>", "<m>"};
-  data.types = {TokenType::normal, TokenType::normal, TokenType::normal, TokenType::normal, TokenType::normal,
-                TokenType::control, TokenType::control};
+  data.types = {TokenType::normal, TokenType::normal,  TokenType::normal, TokenType::normal,
+                TokenType::normal, TokenType::control, TokenType::control};
   data.merges = {"a b", "ab c"};
   return data;
 }
@@ -125,7 +142,8 @@ TEST_CASE("tokenizer.json: the small vocabularies of every byte-level family", "
       const fs::path folder = kGolden / (std::string("tokenizer_small_") + family);
       const TokenizerData data = read_tokenizer_json(folder / "tokenizer.json");
       CHECK_FALSE(data.pre.empty());  // each is one of the known families
-      // Read by its GGUF name it is the same tokenizer (NFC apart, which Qwen3.5's file states and its ids do not have).
+      // Read by its GGUF name it is the same tokenizer (NFC apart, which Qwen3.5's file states and its ids do not
+      // have).
       CHECK(split_rule(data.pre).ignore_merges == data.split->ignore_merges);
       check_case(Tokenizer(data), read_json(folder / "case.json"));
     }
@@ -154,12 +172,17 @@ TEST_CASE("tokenizer: what a file can get wrong is named", "[tokenizer]") {
   CHECK_THAT(broken([](auto& d) { d.types[2] = static_cast<TokenType>(9); }), Catch::Contains("unknown type 9"));
   CHECK_THAT(broken([](auto& d) { d.eos = 7; }), Catch::Contains("eos token id is 7"));
   CHECK_THAT(broken([](auto& d) { d.add_bos = true; }), Catch::Contains("adds a bos token"));
-  CHECK_THAT(broken([](auto& d) { d.pre = "klingon"; }), Catch::Contains("'klingon'") && Catch::Contains("known: gpt-2"));
+  CHECK_THAT(broken([](auto& d) { d.pre = "klingon"; }),
+             Catch::Contains("'klingon'") && Catch::Contains("known: gpt-2"));
   CHECK_THAT(broken([](auto& d) { d.split = SplitRule{{"(a"}, false, false}; }), Catch::Contains("does not compile"));
-  CHECK_THAT(broken([](auto& d) { d.split = SplitRule{{"[a&&[^b]]"}, false, false}; }), Catch::Contains("not supported"));
+  CHECK_THAT(broken([](auto& d) {
+               d.split = SplitRule{{"[a&&[^b]]"}, false, false};
+             }),
+             Catch::Contains("not supported"));
   CHECK_THAT(broken([](auto& d) { d.tokens.clear(), d.types.clear(); }), Catch::Contains("vocabulary of 0"));
   const Tokenizer t(tiny());
-  CHECK_THAT(message_of([&] { t.decode(std::vector<int32_t>{7}); }), Catch::Contains("7 is outside the vocabulary of 7"));
+  CHECK_THAT(message_of([&] { t.decode(std::vector<int32_t>{7}); }),
+             Catch::Contains("7 is outside the vocabulary of 7"));
   CHECK_THAT(message_of([&] { t.piece(-1); }), Catch::Contains("-1"));
 }
 
@@ -212,8 +235,9 @@ TEST_CASE("byte-level spelling is a bijection", "[tokenizer]") {
 
 TEST_CASE("NFC in chunks is the NFC of the whole, and traces back", "[tokenizer]") {
   // Characters that compose, decompose, reorder or stand in the way.
-  const std::vector<std::string> alphabet = {"a", "e", " ", "́", "̣", "é", "ḍ", "가", "ᄀ", "ᅡ", "ᆨ", "か", "゙", "ガ",
-                                             "क", "़", "ো", "ে", "া", "Å", "ﬁ", "豈", "\U0001D15E", "漢", "<", "̸", "😀", "ͅ", "ଡ଼"};
+  const std::vector<std::string> alphabet = {"a",  "e",  " ",          "́",   "̣",  "é", "ḍ", "가", "ᄀ", "ᅡ",
+                                             "ᆨ", "か", "゙",           "ガ", "क", "़",  "ো", "ে",  "া",  "Å",
+                                             "ﬁ",  "豈", "\U0001D15E", "漢", "<", "̸",  "😀", "ͅ",   "ଡ଼"};
   std::mt19937 random(7);
   for (int round = 0; round < 3000; ++round) {
     std::string text;
@@ -240,7 +264,9 @@ TEST_CASE("NFC in chunks is the NFC of the whole, and traces back", "[tokenizer]
 TEST_CASE("split patterns read \\s as the published tokenizers do", "[tokenizer]") {
   auto pieces = [](std::string_view pre, std::string_view text) {
     std::vector<std::string> out;
-    Splitter(split_rule(pre).patterns).split(text, [&](size_t b, size_t e) { out.emplace_back(text.substr(b, e - b)); });
+    Splitter(split_rule(pre).patterns).split(text, [&](size_t b, size_t e) {
+      out.emplace_back(text.substr(b, e - b));
+    });
     return out;
   };
   using Pieces = std::vector<std::string>;
@@ -249,7 +275,7 @@ TEST_CASE("split patterns read \\s as the published tokenizers do", "[tokenizer]
   CHECK(pieces("smollm", "1234") == Pieces{"1", "2", "3", "4"});
   CHECK(pieces("llama-bpe", "1234") == Pieces{"123", "4"});
   CHECK(pieces("qwen2", "it'ſ") == Pieces{"it", "'ſ"});
-  CHECK(pieces("gpt-2", "a\u180Eb") == Pieces{"a", "\u180E", "b"});        // U+180E is not white space
+  CHECK(pieces("gpt-2", "a\u180Eb") == Pieces{"a", "\u180E", "b"});  // U+180E is not white space
   CHECK(pieces("gpt-2", "a\u0085\u3000b") == Pieces{"a", "\u0085", "\u3000", "b"});
   CHECK(pieces("default", "x=12345") == Pieces{"x", "=", "123", "45"});
   const std::string spaces(200000, ' ');  // no stack to overflow, no quadratic time
@@ -296,4 +322,44 @@ TEST_CASE("a character cut over tokens is held back by the stream decoder", "[to
   CHECK(stream.push(0).empty());
   CHECK(stream.finish() == "\uFFFD");
   CHECK(stream.finish().empty());
+}
+
+TEST_CASE("the tokenizer of SmolLM2's GGUF file gives every published id", "[tokenizer][golden][model]") {
+  const Gguf file(model_path("SmolLM2-135M-Instruct.Q4_1.gguf"));
+  const Tokenizer t = tokenizer_from_gguf(file);
+  const Json golden = read_json(kGolden / "tokenizer_smollm2/case.json");
+  check_case(t, golden);
+  const Json& says = golden.at("tokenizer.ggml");
+  CHECK(t.bos() == says.at("bos_token_id"));
+  CHECK(t.eos() == says.at("eos_token_id"));
+  CHECK(t.pad() == says.at("padding_token_id"));
+  CHECK(t.unk() == says.at("unknown_token_id"));
+  CHECK(t.add_bos() == says.at("add_bos_token"));
+  CHECK(t.text(t.eos()) == "<|im_end|>");
+  CHECK(t.end_tokens() == Ids{0, 2});  // <|endoftext|>, <|im_end|>
+  CHECK(t.text(t.default_mask_token()) == "<empty_output>");
+  CHECK_THAT(t.chat_template(), Catch::Contains("<|im_start|>"));
+  CHECK(load_tokenizer(file.path()).identity() == t.identity());
+
+  // Fast enough to tokenise as much as is extracted: at least 2 MB/s even on a slow, busy machine.
+  std::string text;
+  const auto texts = strings();
+  while (text.size() < 4'000'000)
+    for (const auto& s : texts) text += s + " and so it goes on, with words that come back again.\n";
+  const auto start = std::chrono::steady_clock::now();
+  CHECK(t.encode(text).size() > 100'000);
+  CHECK(std::chrono::steady_clock::now() - start < std::chrono::seconds(2));
+}
+
+TEST_CASE("the tokenizers inside the small GGUF files", "[tokenizer][golden]") {
+  for (const char* family : {"llama3", "qwen2"}) {
+    DYNAMIC_SECTION(family) {
+      const bool qwen = std::string_view(family) == "qwen2";
+      const Gguf file(kGolden / "tiny_gguf" / (qwen ? "qwen2_q5_0" : "llama_q4_1") / "model.gguf");
+      check_case(tokenizer_from_gguf(file),
+                 read_json(kGolden / (std::string("tokenizer_small_") + family) / "case.json"));
+    }
+  }
+  CHECK_THAT(message_of([] { tokenizer_from_gguf(Gguf(kGolden / "tiny_gguf/gemma3_q4_0/model.gguf")); }),
+             Catch::Contains("gemma3_q4_0") && Catch::Contains("SentencePiece"));
 }

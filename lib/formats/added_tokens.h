@@ -29,8 +29,8 @@ class AddedTokens {
 
  private:
   struct Node {
-    int32_t token = -1;                              // index into tokens_
-    std::vector<std::pair<uint8_t, int32_t>> next;   // by byte
+    int32_t token = -1;                             // index into tokens_
+    std::vector<std::pair<uint8_t, int32_t>> next;  // by byte
   };
   const AddedToken* longest_at(std::string_view text, size_t at) const;
 

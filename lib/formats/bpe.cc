@@ -56,8 +56,8 @@ struct PieceHash {
 };
 
 constexpr size_t kShards = 64;
-constexpr size_t kShardPieces = 4096;    // 262,144 pieces in all: text has that many different words, not more
-constexpr size_t kLongestCached = 64;    // bytes; longer pieces hardly ever come back
+constexpr size_t kShardPieces = 4096;  // 262,144 pieces in all: text has that many different words, not more
+constexpr size_t kLongestCached = 64;  // bytes; longer pieces hardly ever come back
 
 struct Shard {
   std::mutex mutex;
@@ -90,7 +90,8 @@ void Bpe::Impl::merge(std::string_view piece, int32_t unknown, std::vector<int32
   auto later = [](const Candidate& a, const Candidate& b) {
     return a.rank != b.rank ? a.rank > b.rank : a.position > b.position;
   };
-  DS_REQUIRE(piece.size() < (size_t{1} << 31), "tokenizer: a piece of {} bytes without any border is too long", piece.size());
+  DS_REQUIRE(piece.size() < (size_t{1} << 31), "tokenizer: a piece of {} bytes without any border is too long",
+             piece.size());
   std::vector<Symbol> symbols;
   symbols.reserve(piece.size());
   for (char c : piece) {
@@ -107,8 +108,7 @@ void Bpe::Impl::merge(std::string_view piece, int32_t unknown, std::vector<int32
     const Symbol& left = symbols[static_cast<size_t>(position)];
     if (left.next < 0) return;
     const int32_t right = symbols[static_cast<size_t>(left.next)].id;
-    if (const auto* slot = merges.find(left.id, right))
-      heap.push_back({slot->rank, position, slot->merged});
+    if (const auto* slot = merges.find(left.id, right)) heap.push_back({slot->rank, position, slot->merged});
   };
   for (int32_t i = 0; i + 1 < static_cast<int32_t>(symbols.size()); ++i) consider(i);
   std::make_heap(heap.begin(), heap.end(), later);
@@ -134,7 +134,8 @@ void Bpe::Impl::merge(std::string_view piece, int32_t unknown, std::vector<int32
       if (heap.size() != before) std::push_heap(heap.begin(), heap.end(), later);
     }
   }
-  for (int32_t i = 0; i >= 0; i = symbols[static_cast<size_t>(i)].next) ids.push_back(symbols[static_cast<size_t>(i)].id);
+  for (int32_t i = 0; i >= 0; i = symbols[static_cast<size_t>(i)].next)
+    ids.push_back(symbols[static_cast<size_t>(i)].id);
 }
 
 void Bpe::encode(std::string_view piece, int32_t unknown, std::vector<int32_t>& ids) const {

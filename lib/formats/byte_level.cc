@@ -10,7 +10,9 @@ namespace dspark::formats {
 namespace {
 
 // Printable Latin-1 bytes stand for themselves; the other 68 are numbered from U+0100 on.
-constexpr bool printable(int b) { return (b >= 0x21 && b <= 0x7E) || (b >= 0xA1 && b <= 0xAC) || (b >= 0xAE && b <= 0xFF); }
+constexpr bool printable(int b) {
+  return (b >= 0x21 && b <= 0x7E) || (b >= 0xA1 && b <= 0xAC) || (b >= 0xAE && b <= 0xFF);
+}
 
 struct Tables {
   std::array<uint16_t, 256> code_of{};

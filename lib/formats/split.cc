@@ -16,8 +16,9 @@ constexpr const char* kDefaultPunctuation = R"([\p{P}\$\+<=>\^~\|]+)";
 constexpr const char* kDefaultGpt2 = R"('s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S))";
 constexpr const char* kNumbers = R"(\p{N}+)";
 constexpr const char* kThreeDigits = "[0-9][0-9][0-9]";
-constexpr const char* kQwen2 = R"((?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*)"
-                               R"(|\s*[\r\n]+|\s+(?!\S)|\s+)";
+constexpr const char* kQwen2 =
+    R"((?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*)"
+    R"(|\s*[\r\n]+|\s+(?!\S)|\s+)";
 constexpr const char* kQwen35 = R"((?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?[\p{L}\p{M}]+|\p{N})"
                                 R"(| ?[^\s\p{L}\p{M}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+)";
 constexpr const char* kLlama3 = R"((?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3})"
@@ -125,8 +126,8 @@ Splitter::Splitter(const std::vector<std::string>& patterns) : impl_(std::make_u
     const std::string pcre = to_pcre(text);
     int error = 0;
     PCRE2_SIZE where = 0;
-    pcre2_code* code = pcre2_compile(reinterpret_cast<PCRE2_SPTR>(pcre.data()), pcre.size(), PCRE2_UTF | PCRE2_UCP, &error,
-                                     &where, nullptr);
+    pcre2_code* code = pcre2_compile(reinterpret_cast<PCRE2_SPTR>(pcre.data()), pcre.size(), PCRE2_UTF | PCRE2_UCP,
+                                     &error, &where, nullptr);
     if (!code) {
       char message[256] = "";
       pcre2_get_error_message(error, reinterpret_cast<PCRE2_UCHAR*>(message), sizeof message);
@@ -161,8 +162,8 @@ void Splitter::split(std::string_view text, const std::function<void(size_t, siz
       if (rc == PCRE2_ERROR_JIT_STACKLIMIT)
         rc = pcre2_match(pattern.code, subject, length, at, PCRE2_NO_UTF_CHECK | PCRE2_NO_JIT, match.get(), nullptr);
       if (rc == PCRE2_ERROR_NOMATCH) break;
-      DS_REQUIRE(rc >= 0, "pre-tokenizer pattern '{}': matching a text of {} bytes failed (PCRE2 error {})", pattern.text,
-                 length, rc);
+      DS_REQUIRE(rc >= 0, "pre-tokenizer pattern '{}': matching a text of {} bytes failed (PCRE2 error {})",
+                 pattern.text, length, rc);
       const size_t from = range[0], to = range[1];
       DS_REQUIRE(to > from, "pre-tokenizer pattern '{}' matches the empty text", pattern.text);
       // `range` is overwritten by the levels below.

@@ -1,8 +1,8 @@
 // Pre-tokenizers: how a text is cut into pieces before BPE sees it. Merges never cross a piece's border.
 //
 // A `SplitRule` is the published rule of one model family: regular expressions applied one after the other (each cuts
-// the pieces that the ones before it left), whether the text is brought to NFC first, and whether a piece that is in the
-// vocabulary is taken whole (`ignore_merges`). `Splitter` is a rule compiled; it is immutable and safe to share.
+// the pieces that the ones before it left), whether the text is brought to NFC first, and whether a piece that is in
+// the vocabulary is taken whole (`ignore_merges`). `Splitter` is a rule compiled; it is immutable and safe to share.
 #pragma once
 
 #include <functional>

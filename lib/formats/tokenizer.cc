@@ -16,30 +16,47 @@ namespace {
 
 // Names that end a generation wherever they are control tokens, whatever else a file says (many name only one end).
 constexpr std::string_view kEndNames[] = {
-    "<|eot_id|>", "<|eom_id|>", "<|im_end|>", "<|end|>", "<|return|>", "<|call|>", "<end_of_turn>", "<turn|>", "<|endoftext|>",
-    "<|end_of_text|>", "<|END_OF_TURN_TOKEN|>", "<|endofturn|>", "<EOT>", "</s>", "<｜end▁of▁sentence｜>", "[EOS]", "<eos>",
+    "<|eot_id|>",
+    "<|eom_id|>",
+    "<|im_end|>",
+    "<|end|>",
+    "<|return|>",
+    "<|call|>",
+    "<end_of_turn>",
+    "<turn|>",
+    "<|endoftext|>",
+    "<|end_of_text|>",
+    "<|END_OF_TURN_TOKEN|>",
+    "<|endofturn|>",
+    "<EOT>",
+    "</s>",
+    "<｜end▁of▁sentence｜>",
+    "[EOS]",
+    "<eos>",
 };
 
 TokenizerData check(TokenizerData data) {
   const size_t n = data.tokens.size();
   DS_REQUIRE(data.model == "gpt2",
-             "tokenizer: model '{}' is not supported yet (only byte-level BPE, 'gpt2'; SentencePiece models are not)", data.model);
+             "tokenizer: model '{}' is not supported yet (only byte-level BPE, 'gpt2'; SentencePiece models are not)",
+             data.model);
   DS_REQUIRE(n > 0 && n < (size_t{1} << 30), "tokenizer: a vocabulary of {} tokens", n);
   if (data.types.empty()) data.types.assign(n, TokenType::normal);
   DS_REQUIRE(data.types.size() == n, "tokenizer: {} tokens but {} token types", n, data.types.size());
-  const std::pair<const char*, int32_t> ids[] = {{"bos", data.bos}, {"eos", data.eos}, {"eot", data.eot}, {"eom", data.eom},
-                                                 {"padding", data.pad}, {"unknown", data.unk}, {"mask", data.mask},
-                                                 {"unknown byte", data.unknown_byte}};
+  const std::pair<const char*, int32_t> ids[] = {
+      {"bos", data.bos},     {"eos", data.eos},     {"eot", data.eot},   {"eom", data.eom},
+      {"padding", data.pad}, {"unknown", data.unk}, {"mask", data.mask}, {"unknown byte", data.unknown_byte}};
   for (const auto& [name, id] : ids)
-    DS_REQUIRE(id >= -1 && id < static_cast<int64_t>(n), "tokenizer: the {} token id is {}, the vocabulary has {} tokens", name,
-               id, n);
+    DS_REQUIRE(id >= -1 && id < static_cast<int64_t>(n),
+               "tokenizer: the {} token id is {}, the vocabulary has {} tokens", name, id, n);
   DS_REQUIRE(!data.add_bos || data.bos >= 0, "tokenizer: it adds a bos token but names none");
   DS_REQUIRE(!data.add_eos || data.eos >= 0, "tokenizer: it adds an eos token but names none");
   if (!data.split) data.split = split_rule(data.pre);
   return data;
 }
 
-std::vector<int32_t> find_end_tokens(const TokenizerData& data, const std::unordered_map<std::string_view, int32_t>& ids) {
+std::vector<int32_t> find_end_tokens(const TokenizerData& data,
+                                     const std::unordered_map<std::string_view, int32_t>& ids) {
   std::vector<int32_t> ends;
   for (int32_t id : {data.eos, data.eot, data.eom})
     if (id >= 0) ends.push_back(id);
@@ -86,9 +103,9 @@ struct Tokenizer::Impl {
   explicit Impl(TokenizerData checked);
 
   TokenizerData data;
-  std::vector<std::string> pieces;                       // by id: bytes
-  std::unordered_map<std::string_view, int32_t> ids;     // by spelling; views into data.tokens
-  std::unordered_map<std::string_view, int32_t> whole;   // by bytes, normal tokens only; filled for ignore_merges
+  std::vector<std::string> pieces;                      // by id: bytes
+  std::unordered_map<std::string_view, int32_t> ids;    // by spelling; views into data.tokens
+  std::unordered_map<std::string_view, int32_t> whole;  // by bytes, normal tokens only; filled for ignore_merges
   std::vector<int32_t> ends;
   std::string identity;
   Splitter splitter;
@@ -107,7 +124,8 @@ Tokenizer::Impl::Impl(TokenizerData checked) : data(std::move(checked)), splitte
   byte_ids.fill(-1);
   std::unordered_map<int32_t, AddedFlags> flags;
   for (const AddedFlags& f : data.flags) {
-    DS_REQUIRE(f.id >= 0 && static_cast<size_t>(f.id) < n, "tokenizer: added token {} is outside the vocabulary of {}", f.id, n);
+    DS_REQUIRE(f.id >= 0 && static_cast<size_t>(f.id) < n, "tokenizer: added token {} is outside the vocabulary of {}",
+               f.id, n);
     flags[f.id] = f;
   }
   std::vector<AddedToken> raw, normalised;
@@ -115,8 +133,8 @@ Tokenizer::Impl::Impl(TokenizerData checked) : data(std::move(checked)), splitte
     const std::string& token = data.tokens[i];
     const TokenType type = data.types[i];
     const auto id = static_cast<int32_t>(i);
-    DS_REQUIRE(type >= TokenType::normal && type <= TokenType::byte, "tokenizer: token {} '{}' has the unknown type {}", i,
-               token, static_cast<int>(type));
+    DS_REQUIRE(type >= TokenType::normal && type <= TokenType::byte, "tokenizer: token {} '{}' has the unknown type {}",
+               i, token, static_cast<int>(type));
     const bool special = type == TokenType::control || type == TokenType::unknown;
     if (special || type == TokenType::user_defined) {
       AddedToken added{token, id, special};
@@ -144,13 +162,14 @@ Tokenizer::Impl::Impl(TokenizerData checked) : data(std::move(checked)), splitte
   for (size_t rank = 0; rank < data.merges.size(); ++rank) {
     const std::string_view merge = data.merges[rank];
     const size_t space = merge.find(' ', 1);
-    DS_REQUIRE(space != std::string_view::npos, "tokenizer: merge {} is '{}', expected two tokens with a space between", rank,
-               merge);
+    DS_REQUIRE(space != std::string_view::npos, "tokenizer: merge {} is '{}', expected two tokens with a space between",
+               rank, merge);
     const std::string_view left = merge.substr(0, space), right = merge.substr(space + 1);
     const std::string joined = fmt::format("{}{}", left, right);
     auto id_of = [&](std::string_view name) {
       const auto it = ids.find(name);
-      DS_REQUIRE(it != ids.end(), "tokenizer: merge {} '{}' needs the token '{}', which the vocabulary lacks", rank, merge, name);
+      DS_REQUIRE(it != ids.end(), "tokenizer: merge {} '{}' needs the token '{}', which the vocabulary lacks", rank,
+                 merge, name);
       return it->second;
     };
     merges.push_back({id_of(left), id_of(right), id_of(joined)});

@@ -1,8 +1,8 @@
 // Tokenizers: text <-> token ids, exactly as the target's own tokenizer does it.
 //
-// `TokenizerData` is what a file says (a GGUF file's metadata or a tokenizer.json); `Tokenizer` is that made ready. Today
-// that is byte-level BPE (GPT-2, SmolLM, Qwen, Llama 3, DeepSeek, o200k); SentencePiece models are refused by name.
-// A Tokenizer never changes after construction and may be used from many threads.
+// `TokenizerData` is what a file says (a GGUF file's metadata or a tokenizer.json); `Tokenizer` is that made ready.
+// Today that is byte-level BPE (GPT-2, SmolLM, Qwen, Llama 3, DeepSeek, o200k); SentencePiece models are refused by
+// name. A Tokenizer never changes after construction and may be used from many threads.
 //
 // Encoding: added tokens are found in the text first (control tokens only with `parse_special`; user-defined ones
 // always), the rest is normalised, cut into pieces, and merged. Ill-formed UTF-8 becomes U+FFFD first.
@@ -22,6 +22,8 @@
 
 namespace dspark::formats {
 
+class Gguf;
+
 // The numbers of GGUF's tokenizer.ggml.token_type.
 enum class TokenType : int8_t { normal = 1, unknown = 2, control = 3, user_defined = 4, unused = 5, byte = 6 };
 
@@ -34,18 +36,18 @@ struct AddedFlags {
 };
 
 struct TokenizerData {
-  std::string model = "gpt2";        // tokenizer.ggml.model: gpt2 is byte-level BPE
-  std::string pre = "default";       // tokenizer.ggml.pre
-  std::optional<SplitRule> split;    // set: used instead of what `pre` means
-  std::vector<std::string> tokens;   // by id; byte-level spelling for normal tokens, plain text for the others
-  std::vector<TokenType> types;      // by id
-  std::vector<std::string> merges;   // "left right", in order of rank
-  std::vector<float> scores;         // by id or empty (SentencePiece)
-  std::vector<AddedFlags> flags;     // of those added tokens that have any
+  std::string model = "gpt2";       // tokenizer.ggml.model: gpt2 is byte-level BPE
+  std::string pre = "default";      // tokenizer.ggml.pre
+  std::optional<SplitRule> split;   // set: used instead of what `pre` means
+  std::vector<std::string> tokens;  // by id; byte-level spelling for normal tokens, plain text for the others
+  std::vector<TokenType> types;     // by id
+  std::vector<std::string> merges;  // "left right", in order of rank
+  std::vector<float> scores;        // by id or empty (SentencePiece)
+  std::vector<AddedFlags> flags;    // of those added tokens that have any
   int32_t bos = -1, eos = -1, eot = -1, eom = -1, pad = -1, unk = -1, mask = -1;
-  int32_t unknown_byte = -1;         // given for a byte that no token spells; -1: it is left out, as published
+  int32_t unknown_byte = -1;  // given for a byte that no token spells; -1: it is left out, as published
   bool add_bos = false, add_eos = false;
-  std::string chat_template;         // empty: none
+  std::string chat_template;  // empty: none
 };
 
 struct EncodeOptions {
@@ -77,9 +79,9 @@ class Tokenizer {
 
   int32_t size() const;
   TokenType type(int32_t id) const;
-  const std::string& text(int32_t id) const;                  // as the vocabulary spells it
-  std::optional<int32_t> find(std::string_view text) const;   // the id spelled so
-  int32_t bos() const;                                        // -1: none; so for the next ones
+  const std::string& text(int32_t id) const;                 // as the vocabulary spells it
+  std::optional<int32_t> find(std::string_view text) const;  // the id spelled so
+  int32_t bos() const;                                       // -1: none; so for the next ones
   int32_t eos() const;
   int32_t pad() const;
   int32_t unk() const;
@@ -114,8 +116,15 @@ class StreamDecoder {
   std::string held_;
 };
 
-// Reads a Hugging Face tokenizer.json (byte-level BPE), and tokenizer_config.json and chat_template.jinja beside it where
-// they exist. What it can't follow exactly is an Error that names the file and the part.
+// Reads a Hugging Face tokenizer.json (byte-level BPE), and tokenizer_config.json and chat_template.jinja beside it
+// where they exist. What it can't follow exactly is an Error that names the file and the part.
 TokenizerData read_tokenizer_json(const std::filesystem::path& path);
+
+// The tokenizer inside a GGUF file (tokenizer.ggml.*, tokenizer.chat_template).
+TokenizerData read_tokenizer_gguf(const Gguf& file);
+Tokenizer tokenizer_from_gguf(const Gguf& file);
+
+// A target's tokenizer: of a .gguf file, or of a folder with tokenizer.json.
+Tokenizer load_tokenizer(const std::filesystem::path& target);
 
 }  // namespace dspark::formats

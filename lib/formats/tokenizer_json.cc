@@ -34,7 +34,8 @@ bool has(const Json& object, const char* key) {
 }
 
 void put_token(TokenizerData& data, int64_t id, const std::string& text, TokenType type, const fs::path& path) {
-  DS_REQUIRE(id >= 0 && id < kMaxTokens, "{}: token '{}' has the id {}, expected 0 to {}", path.string(), text, id, kMaxTokens - 1);
+  DS_REQUIRE(id >= 0 && id < kMaxTokens, "{}: token '{}' has the id {}, expected 0 to {}", path.string(), text, id,
+             kMaxTokens - 1);
   const auto i = static_cast<size_t>(id);
   if (i >= data.tokens.size()) {
     data.tokens.resize(i + 1);
@@ -73,7 +74,8 @@ void read_pre_tokenizer(const Json& part, std::vector<std::string>& patterns, bo
   } else if (type == "Split") {
     const auto behavior = get<std::string>(part, "behavior", path);
     DS_REQUIRE(behavior == "Isolated" && !get_or(part, "invert", false, path),
-               "{}: pre-tokenizer Split with behavior '{}' or invert is not supported (Isolated is)", path.string(), behavior);
+               "{}: pre-tokenizer Split with behavior '{}' or invert is not supported (Isolated is)", path.string(),
+               behavior);
     const Json& pattern = part.at("pattern");
     DS_REQUIRE(has(pattern, "Regex"), "{}: pre-tokenizer Split without a Regex is not supported", path.string());
     patterns.push_back(get<std::string>(pattern, "Regex", path));
@@ -102,7 +104,8 @@ void read_post_processor(const Json& part, TokenizerData& data, const fs::path& 
     const Json& ids = part.at("special_tokens").at(name).at("ids");
     int32_t& slot = after ? data.eos : data.bos;
     bool& add = after ? data.add_eos : data.add_bos;
-    DS_REQUIRE(ids.size() == 1 && !add, "{}: the post-processor adds several tokens on one side; not supported", path.string());
+    DS_REQUIRE(ids.size() == 1 && !add, "{}: the post-processor adds several tokens on one side; not supported",
+               path.string());
     slot = ids[0].get<int32_t>();
     add = true;
   }
@@ -114,14 +117,16 @@ void read_model(const Json& model, TokenizerData& data, const fs::path& path) {
   DS_REQUIRE(!get_or(model, "byte_fallback", false, path),
              "{}: BPE with byte fallback is a SentencePiece model, which is not supported yet", path.string());
   for (const char* affix : {"continuing_subword_prefix", "end_of_word_suffix"})
-    DS_REQUIRE(get_or<std::string>(model, affix, "", path).empty(), "{}: BPE with {} is not supported", path.string(), affix);
+    DS_REQUIRE(get_or<std::string>(model, affix, "", path).empty(), "{}: BPE with {} is not supported", path.string(),
+               affix);
   const Json& vocab = model.at("vocab");
   DS_REQUIRE(vocab.is_object() && !vocab.empty(), "{}: model.vocab is not an object with tokens", path.string());
   for (const auto& [text, id] : vocab.items()) put_token(data, id.get<int64_t>(), text, TokenType::normal, path);
   for (const Json& merge : model.at("merges"))
     data.merges.push_back(merge.is_array() ? merge.at(0).get<std::string>() + " " + merge.at(1).get<std::string>()
                                            : merge.get<std::string>());
-  if (has(model, "unk_token")) data.unk = data.unknown_byte = vocab.at(model.at("unk_token").get<std::string>()).get<int32_t>();
+  if (has(model, "unk_token"))
+    data.unk = data.unknown_byte = vocab.at(model.at("unk_token").get<std::string>()).get<int32_t>();
 }
 
 void read_config(const fs::path& path, TokenizerData& data) {
@@ -129,7 +134,8 @@ void read_config(const fs::path& path, TokenizerData& data) {
   auto token = [&](const char* key, int32_t& slot) {
     if (!has(config, key)) return;
     const Json& value = config.at(key);  // a string, or an object with `content`
-    const auto text = value.is_object() ? get<std::string>(value, "content", path) : get<std::string>(config, key, path);
+    const auto text =
+        value.is_object() ? get<std::string>(value, "content", path) : get<std::string>(config, key, path);
     const auto it = std::find(data.tokens.begin(), data.tokens.end(), text);
     DS_REQUIRE(it != data.tokens.end(), "{}: {} is '{}', which tokenizer.json does not know", path.string(), key, text);
     slot = static_cast<int32_t>(it - data.tokens.begin());
@@ -144,7 +150,8 @@ void read_config(const fs::path& path, TokenizerData& data) {
     if (templates.is_string()) data.chat_template = templates.get<std::string>();
     if (templates.is_array())
       for (const Json& item : templates)
-        if (get_or<std::string>(item, "name", "", path) == "default") data.chat_template = get<std::string>(item, "template", path);
+        if (get_or<std::string>(item, "name", "", path) == "default")
+          data.chat_template = get<std::string>(item, "template", path);
   }
 }
 
@@ -165,9 +172,11 @@ TokenizerData read_tokenizer_json(const fs::path& path) {
     for (const Json& added : root.value("added_tokens", Json::array())) {
       const auto id = get<int64_t>(added, "id", path);
       const bool special = get_or(added, "special", false, path);
-      put_token(data, id, get<std::string>(added, "content", path), special ? TokenType::control : TokenType::user_defined, path);
-      const AddedFlags flags{static_cast<int32_t>(id), get_or(added, "lstrip", false, path), get_or(added, "rstrip", false, path),
-                             get_or(added, "single_word", false, path), get_or(added, "normalized", false, path)};
+      put_token(data, id, get<std::string>(added, "content", path),
+                special ? TokenType::control : TokenType::user_defined, path);
+      const AddedFlags flags{static_cast<int32_t>(id), get_or(added, "lstrip", false, path),
+                             get_or(added, "rstrip", false, path), get_or(added, "single_word", false, path),
+                             get_or(added, "normalized", false, path)};
       if (flags.lstrip || flags.rstrip || flags.single_word || flags.normalised) data.flags.push_back(flags);
     }
     read_post_processor(root.value("post_processor", Json()), data, path);
@@ -176,8 +185,10 @@ TokenizerData read_tokenizer_json(const fs::path& path) {
   }
   data.pre = split_rule_name(split.patterns);
   data.split = std::move(split);
-  if (const fs::path config = path.parent_path() / "tokenizer_config.json"; fs::exists(config)) read_config(config, data);
-  if (const fs::path jinja = path.parent_path() / "chat_template.jinja"; fs::exists(jinja)) data.chat_template = read_text(jinja);
+  if (const fs::path config = path.parent_path() / "tokenizer_config.json"; fs::exists(config))
+    read_config(config, data);
+  if (const fs::path jinja = path.parent_path() / "chat_template.jinja"; fs::exists(jinja))
+    data.chat_template = read_text(jinja);
   return data;
 }
 

@@ -71,8 +71,8 @@ void append_utf8(std::string& out, uint32_t code) {
 }
 
 bool is_white_space(uint32_t c) {
-  return (c >= 0x09 && c <= 0x0D) || c == 0x20 || c == 0x85 || c == 0xA0 || c == 0x1680 || (c >= 0x2000 && c <= 0x200A) ||
-         c == 0x2028 || c == 0x2029 || c == 0x202F || c == 0x205F || c == 0x3000;
+  return (c >= 0x09 && c <= 0x0D) || c == 0x20 || c == 0x85 || c == 0xA0 || c == 0x1680 ||
+         (c >= 0x2000 && c <= 0x200A) || c == 0x2028 || c == 0x2029 || c == 0x202F || c == 0x205F || c == 0x3000;
 }
 
 namespace {
@@ -92,11 +92,20 @@ bool starts_chunk(uint32_t code) {
 
 bool is_word(uint32_t c) {
   switch (utf8proc_category(static_cast<utf8proc_int32_t>(c))) {
-    case UTF8PROC_CATEGORY_LU: case UTF8PROC_CATEGORY_LL: case UTF8PROC_CATEGORY_LT: case UTF8PROC_CATEGORY_LM:
-    case UTF8PROC_CATEGORY_LO: case UTF8PROC_CATEGORY_MN: case UTF8PROC_CATEGORY_MC: case UTF8PROC_CATEGORY_ME:
-    case UTF8PROC_CATEGORY_ND: case UTF8PROC_CATEGORY_NL: case UTF8PROC_CATEGORY_PC:
+    case UTF8PROC_CATEGORY_LU:
+    case UTF8PROC_CATEGORY_LL:
+    case UTF8PROC_CATEGORY_LT:
+    case UTF8PROC_CATEGORY_LM:
+    case UTF8PROC_CATEGORY_LO:
+    case UTF8PROC_CATEGORY_MN:
+    case UTF8PROC_CATEGORY_MC:
+    case UTF8PROC_CATEGORY_ME:
+    case UTF8PROC_CATEGORY_ND:
+    case UTF8PROC_CATEGORY_NL:
+    case UTF8PROC_CATEGORY_PC:
       return true;
-    default: return c == 0x200C || c == 0x200D;
+    default:
+      return c == 0x200C || c == 0x200D;
   }
 }
 
@@ -104,7 +113,8 @@ std::pair<size_t, size_t> Normalised::source_range(size_t begin, size_t end) con
   DS_ASSERT(begin < end, "[{}, {})", begin, end);
   if (marks.empty()) return {begin, end};
   auto mark_of = [&](size_t n) {
-    return std::prev(std::upper_bound(marks.begin(), marks.end(), n, [](size_t v, const Mark& m) { return v < m.normal; }));
+    return std::prev(
+        std::upper_bound(marks.begin(), marks.end(), n, [](size_t v, const Mark& m) { return v < m.normal; }));
   };
   const auto first = mark_of(begin), last = mark_of(end - 1);
   const size_t source_begin = first->changed ? first->source : first->source + (begin - first->normal);
@@ -153,8 +163,10 @@ Normalised normalise_nfc(std::string_view text) {
     }
     begin = end;
   }
-  if (changed_any) out.marks.push_back({out.text.size(), text.size(), false});
-  else out.marks.clear();
+  if (changed_any)
+    out.marks.push_back({out.text.size(), text.size(), false});
+  else
+    out.marks.clear();
   return out;
 }
 

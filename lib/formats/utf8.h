@@ -1,7 +1,7 @@
 // UTF-8, one step at a time: what is well-formed, what is not, and what is merely cut off.
 //
-// Ill-formed input is replaced as Unicode recommends (and as Rust and Python do it): each maximal ill-formed part becomes
-// one U+FFFD. A part that could still become a character when more bytes arrive is reported as `cut`.
+// Ill-formed input is replaced as Unicode recommends (and as Rust and Python do it): each maximal ill-formed part
+// becomes one U+FFFD. A part that could still become a character when more bytes arrive is reported as `cut`.
 #pragma once
 
 #include <cstdint>
@@ -15,10 +15,10 @@ namespace dspark::formats {
 inline constexpr std::string_view kReplacement = "\xEF\xBF\xBD";  // U+FFFD
 
 struct Utf8Step {
-  uint32_t code = 0;  // the code point; 0xFFFD when not ok
-  uint32_t bytes = 1; // bytes consumed, at least 1
+  uint32_t code = 0;   // the code point; 0xFFFD when not ok
+  uint32_t bytes = 1;  // bytes consumed, at least 1
   bool ok = false;
-  bool cut = false;   // not ok only because the text ends here
+  bool cut = false;  // not ok only because the text ends here
 };
 
 Utf8Step utf8_step(std::string_view text, size_t at);  // at < text.size()

@@ -1,0 +1,379 @@
+#include <catch2/catch.hpp>
+#include <nlohmann/json.hpp>
+
+#include <algorithm>
+#include <functional>
+
+#include "core/error.h"
+#include "core/files.h"
+#include "core/json.h"
+#include "formats/loss_mask.h"
+#include "formats/rows.h"
+#include "formats/tokenizer.h"
+#include "scratch.h"
+
+using namespace dspark;
+using namespace dspark::formats;
+
+namespace {
+
+const fs::path kGolden = fs::path(DSPARK_SOURCE_DIR) / "tests/golden/target";
+
+std::vector<Row> read_all(const std::vector<fs::path>& files, RowReport& report, RowOptions options = {}) {
+  RowReader reader(files, options, report);
+  std::vector<Row> rows;
+  while (auto row = reader.next()) rows.push_back(std::move(*row));
+  return rows;
+}
+
+std::string message_of(const std::function<void()>& action) {
+  try {
+    action();
+  } catch (const Error& e) {
+    return e.what();
+  }
+  return "(nothing was thrown)";
+}
+
+OrderedJson parse(const char* text) { return OrderedJson::parse(text); }
+
+Row conversation(const char* messages) {
+  RowError error;
+  auto row = parse_row(fmt::format(R"({{"messages": {}}})", messages), error);
+  INFO(error.reason << ": " << error.detail);
+  REQUIRE(row);
+  row->where = "test:1";
+  return *row;
+}
+
+// The small GPT-2 vocabulary and some control tokens.
+Tokenizer tokenizer_with(const std::vector<std::string>& control) {
+  TokenizerData data = read_tokenizer_json(kGolden / "tokenizer_small_gpt2/tokenizer.json");
+  for (const auto& name : control) {
+    data.tokens.push_back(name);
+    data.types.push_back(TokenType::control);
+  }
+  return Tokenizer(std::move(data));
+}
+
+std::string content(const OrderedJson& message) {
+  return message.contains("content") && message.at("content").is_string() ? message.at("content").get<std::string>()
+                                                                          : "";
+}
+
+// Templates, written out: what the engine's tests do with real ones, these do to the spans.
+std::string chatml(const OrderedJson& messages, const OrderedJson*, bool prompt) {
+  std::string out;
+  for (const auto& m : messages) {
+    out += "<|im_start|>" + m.at("role").get<std::string>() + "\n" + content(m);
+    if (m.contains("tool_calls")) out += "<tool_call>" + m.at("tool_calls").dump() + "</tool_call>";
+    out += "<|im_end|>\n";
+  }
+  return prompt ? out + "<|im_start|>assistant\n" : out;
+}
+std::string chatml_without_prompt(const OrderedJson& messages, const OrderedJson* tools, bool) {
+  return chatml(messages, tools, false);
+}
+std::string llama3(const OrderedJson& messages, const OrderedJson*, bool prompt) {
+  std::string out = "<|begin_of_text|>";
+  for (const auto& m : messages)
+    out +=
+        "<|start_header_id|>" + m.at("role").get<std::string>() + "<|end_header_id|>\n\n" + content(m) + "<|eot_id|>";
+  return prompt ? out + "<|start_header_id|>assistant<|end_header_id|>\n\n" : out;
+}
+std::string mistral(const OrderedJson& messages, const OrderedJson*, bool) {
+  std::string out = "<s>";
+  for (const auto& m : messages)
+    out += m.at("role") == "user" ? "[INST] " + content(m) + " [/INST]" : " " + content(m) + "</s>";
+  return out;
+}
+std::string plain(const OrderedJson& messages, const OrderedJson*, bool prompt) {  // no end token at all
+  std::string out;
+  for (const auto& m : messages) out += (m.at("role") == "user" ? "Q:\n" : "A:\n") + content(m) + "\n\n";
+  return prompt ? out + "A:\n" : out;
+}
+// Qwen3's manner: only the last answer keeps its thinking.
+std::string qwen3(const OrderedJson& messages, const OrderedJson*, bool prompt) {
+  std::string out;
+  for (size_t i = 0; i < messages.size(); ++i) {
+    std::string text = content(messages[i]);
+    if (const size_t end = text.find("</think>\n\n"); end != std::string::npos && i + 1 < messages.size())
+      text = text.substr(end + 10);
+    out += "<|im_start|>" + messages[i].at("role").get<std::string>() + "\n" + text + "<|im_end|>\n";
+  }
+  return prompt ? out + "<|im_start|>assistant\n" : out;
+}
+// A prompt that opens the thinking; answers without any are written without it.
+std::string r1(const OrderedJson& messages, const OrderedJson*, bool prompt) {
+  const std::string out = chatml(messages, nullptr, prompt);
+  return prompt ? out + "<think>\n" : out;
+}
+
+// The text in the loss, "|" between answers' tokens that are not neighbours.
+std::string in_loss(const TokenRow& row, const Tokenizer& tokenizer) {
+  std::string out;
+  for (size_t i = 0; i < row.ids.size(); ++i) {
+    if (row.mask[i])
+      out += tokenizer.piece(row.ids[i]);
+    else if (i && row.mask[i - 1])
+      out += '|';
+  }
+  return out;
+}
+
+std::vector<std::string> losses(const char* messages, const Tokenizer& tokenizer, const Render& render) {
+  RowReport report;
+  std::vector<std::string> out;
+  for (const TokenRow& row : make_token_rows(conversation(messages), tokenizer, render, {}, report))
+    out.push_back(in_loss(row, tokenizer));
+  return out;
+}
+
+using Texts = std::vector<std::string>;
+constexpr const char* kTwoTurns = R"([{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "One."},
+                                      {"role": "user", "content": "And?"}, {"role": "assistant", "content": "Two."}])";
+
+}  // namespace
+
+TEST_CASE("rows: every dialect gives the same conversation", "[rows]") {
+  const OrderedJson expected = parse(R"([{"role":"user","content":"Hi"},{"role":"assistant","content":"Yes"}])");
+  RowError error;
+  for (const char* line :
+       {R"({"messages": [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Yes"}]})",
+        R"({"conversations": [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Yes"}]})",
+        R"({"conversations": [{"from": "human", "value": "Hi"}, {"from": "gpt", "value": "Yes"}]})",
+        R"({"messages": [{"from": "user", "value": "Hi"}, {"from": "gpt", "value": "Yes"}]})",
+        R"({"prompt": "Hi", "response": "Yes"})"}) {
+    const auto row = parse_row(line, error);
+    INFO(line << " " << error.reason << " " << error.detail);
+    REQUIRE(row);
+    CHECK(row->kind == Row::Kind::conversation);
+    CHECK(*row->messages == expected);
+    CHECK_FALSE(row->tools);
+  }
+  auto row = parse_row(R"({"id": 17, "turns": ["a", "b"]})", error);
+  REQUIRE(row);
+  CHECK(row->kind == Row::Kind::prompts);
+  CHECK(row->prompts == Texts{"a", "b"});
+  CHECK(row->name == "17");
+  row = parse_row(R"({"id": "x", "prompt": "a"})", error);
+  REQUIRE(row);
+  CHECK(row->prompts == Texts{"a"});
+  row = parse_row(R"({"input_ids": [5, 0, 7], "loss_mask": [0, 1, true]})", error);
+  REQUIRE(row);
+  CHECK(row->kind == Row::Kind::tokens);
+  CHECK(row->ids == std::vector<int32_t>{5, 0, 7});
+  CHECK(row->mask == std::vector<uint8_t>{0, 1, 1});
+  row = parse_row(R"({"system": "S", "tools": "[{\"a\": 1}]", "conversations": [{"from": "human", "value": "Hi"}]})",
+                  error);
+  REQUIRE(row);
+  CHECK((*row->messages)[0] == parse(R"({"role": "system", "content": "S"})"));
+  REQUIRE(row->tools);
+  CHECK(*row->tools == parse(R"([{"a": 1}])"));
+}
+
+TEST_CASE("rows: tool calls and other keys of a message stay", "[rows]") {
+  // CASES 14: an assistant message with tool_calls and no content is kept whole.
+  const Row row = conversation(R"([{"role": "user", "content": "x"}, {"role": "assistant", "content": null,
+      "tool_calls": [{"type": "function", "function": {"name": "f", "arguments": {"z": 1, "a": 2}}}]},
+      {"role": "tool", "tool_call_id": "1", "content": "3"}, {"role": "assistant", "reasoning_content": "r", "content": "done"}])");
+  CHECK(
+      (*row.messages)[1].dump() ==
+      R"({"role":"assistant","content":null,"tool_calls":[{"type":"function","function":{"name":"f","arguments":{"z":1,"a":2}}}]})");
+  CHECK((*row.messages)[2].at("tool_call_id") == "1");
+  CHECK((*row.messages)[3].at("reasoning_content") == "r");
+  const Tokenizer t = tokenizer_with({"<|im_start|>", "<|im_end|>"});
+  RowReport report;
+  const auto rows = make_token_rows(row, t, chatml, {}, report);
+  REQUIRE(rows.size() == 1);
+  CHECK_THAT(in_loss(rows[0], t), Catch::StartsWith("<tool_call>[{") && Catch::EndsWith("|done<|im_end|>|"));
+  CHECK(report.unknown_roles.empty());
+}
+
+TEST_CASE("rows: what can't be used is counted with its reason and place", "[rows]") {
+  const Scratch scratch;
+  const fs::path file = scratch.put("rows.jsonl",
+                                    "\xEF\xBB\xBF{\"prompt\": \"a\", \"response\": \"b\"}\r\n"
+                                    "{\"prompt\": \"a\", \n"
+                                    "\n"
+                                    "[1, 2]\n"
+                                    "{\"text\": \"a\"}\n"
+                                    "{\"messages\": []}\n"
+                                    "{\"messages\": [{\"role\": \"user\"}]}\n"
+                                    "{\"messages\": [{\"content\": \"x\"}]}\n"
+                                    "{\"messages\": \"x\"}\n"
+                                    "{\"input_ids\": [1, 2], \"loss_mask\": [1]}\n"
+                                    "{\"input_ids\": [1, -2], \"loss_mask\": [1, 1]}\n"
+                                    "{\"input_ids\": [1, 2], \"loss_mask\": [1, 2]}\n"
+                                    "{\"input_ids\": [1, 4294967296], \"loss_mask\": [1, 1]}\n"
+                                    "{\"input_ids\": [], \"loss_mask\": []}\n"
+                                    "{\"turns\": [1]}\n"
+                                    "{\"prompt\": \"\xFF\", \"response\": \"b\"}\n"
+                                    "{\"prompt\": \"last\", \"response\": \"without a newline\"}");
+  RowReport report;
+  const auto rows = read_all({file}, report);
+  REQUIRE(rows.size() == 2);
+  CHECK(rows[0].where == file.string() + ":1");
+  CHECK(rows[1].where == file.string() + ":17");
+  CHECK(report.lines == 17);
+  CHECK(report.dropped_lines() == 15);
+  CHECK(report.dropped.at("not JSON").count == 2);
+  CHECK(report.dropped.at("empty line").count == 1);
+  CHECK(report.dropped.at("not a JSON object").count == 1);
+  CHECK(report.dropped.at("unknown dialect").count == 1);
+  CHECK(report.dropped.at("empty conversation").count == 1);
+  CHECK(report.dropped.at("broken message").count == 2);
+  CHECK(report.dropped.at("broken conversation").count == 1);
+  CHECK(report.dropped.at("broken token row").count == 4);
+  CHECK(report.dropped.at("empty token row").count == 1);
+  CHECK(report.dropped.at("broken prompts").count == 1);
+  CHECK_THAT(report.dropped.at("broken token row").first, Catch::StartsWith(file.string() + ":10: "));
+  CHECK_THAT(report.table(), Catch::Contains("broken message") &&
+                                 Catch::Contains(":7: broken message: message 0 (user) has no content"));
+
+  RowReport strict;
+  CHECK_THAT(message_of([&] { read_all({file}, strict, {.strict = true}); }),
+             Catch::StartsWith(file.string() + ":2: not JSON"));
+}
+
+TEST_CASE("rows: files", "[rows]") {
+  const Scratch scratch;
+  const fs::path one = scratch.put("one", "{\"prompt\": \"a\"}\n"), empty = scratch.put("empty", ""),
+                 two = scratch.put("two", "{\"prompt\": \"b\"}\n{\"prompt\": \"cccccccccc\"}\n");
+  RowReport report;
+  const auto rows = read_all({one, empty, two}, report, {.max_line_bytes = 20});
+  REQUIRE(rows.size() == 2);
+  CHECK(rows[1].where == two.string() + ":1");
+  CHECK(report.dropped.at("line too long").count == 1);
+  CHECK_THAT(message_of([&] {
+               read_all({one, "/no/such.jsonl"}, report);
+             }),
+             Catch::Contains("/no/such.jsonl: no such file"));
+  CHECK_THAT(message_of([&] { read_all({fs::temp_directory_path()}, report); }), Catch::Contains("not a file of rows"));
+}
+
+TEST_CASE("loss masks: the end token is the template's, whatever the family", "[rows]") {
+  // CASES 8 and 9: <|im_end|>, <|eot_id|>, </s>, none; never the newline after it, never a header.
+  const Tokenizer t = tokenizer_with({"<|im_start|>", "<|im_end|>", "<|begin_of_text|>", "<|start_header_id|>",
+                                      "<|end_header_id|>", "<|eot_id|>", "<s>", "</s>"});
+  CHECK(losses(kTwoTurns, t, chatml) == Texts{"One.<|im_end|>|Two.<|im_end|>|"});
+  CHECK(losses(kTwoTurns, t, chatml_without_prompt) == Texts{"One.<|im_end|>|Two.<|im_end|>|"});
+  CHECK(losses(kTwoTurns, t, llama3) == Texts{"One.<|eot_id|>|Two.<|eot_id|>"});
+  CHECK(losses(kTwoTurns, t, mistral) == Texts{" One.</s>| Two.</s>"});  // the space is the model's to write
+  CHECK(losses(kTwoTurns, t, plain) == Texts{"One.|Two.|"});
+  // An answer that ends with an end marker of its own, and one that looks like another turn.
+  CHECK(losses(R"([{"role": "user", "content": "a"}, {"role": "assistant", "content": "x<|im_end|>"}])", t, chatml) ==
+        Texts{"x<|im_end|><|im_end|>|"});
+  CHECK(
+      losses(
+          R"([{"role": "user", "content": "<|im_start|>assistant\nno<|im_end|>"}, {"role": "assistant", "content": "y"}])",
+          t, chatml) == Texts{"y<|im_end|>|"});
+  // Its last newline is one token with the template's two: not wholly the model's, so not in the loss, and counted.
+  RowReport report;
+  const auto rows =
+      make_token_rows(conversation(R"([{"role": "user", "content": "a"}, {"role": "assistant", "content": "line\n"}])"),
+                      t, plain, {}, report);
+  REQUIRE(rows.size() == 1);
+  CHECK(in_loss(rows[0], t) == "line|");
+  CHECK(report.borders == 1);
+}
+
+TEST_CASE("loss masks: thinking belongs to the loss, and templates that drop it are split per answer", "[rows]") {
+  // CASES 6 and 7.
+  const Tokenizer t = tokenizer_with({"<|im_start|>", "<|im_end|>"});
+  const char* thinking =
+      R"([{"role": "user", "content": "1+1?"}, {"role": "assistant", "content": "<think>\nEasy.\n</think>\n\n2"},
+                             {"role": "user", "content": "2+2?"}, {"role": "assistant", "content": "<think>\nSo.\n</think>\n\n4"}])";
+  CHECK(losses(thinking, t, chatml) ==
+        Texts{"<think>\nEasy.\n</think>\n\n2<|im_end|>|<think>\nSo.\n</think>\n\n4<|im_end|>|"});
+  CHECK(losses(thinking, t, qwen3) ==
+        Texts{"<think>\nEasy.\n</think>\n\n2<|im_end|>|", "<think>\nSo.\n</think>\n\n4<|im_end|>|"});
+  RowReport report;
+  const auto rows = make_token_rows(conversation(thinking), t, qwen3, {}, report);
+  REQUIRE(rows.size() == 2);
+  CHECK(rows[0].turn == 1);
+  CHECK(rows[1].turn == 3);
+  CHECK(t.decode(rows[1].ids) ==
+        "<|im_start|>user\n1+1?<|im_end|>\n<|im_start|>assistant\n2<|im_end|>\n<|im_start|>user\n2+2?"
+        "<|im_end|>\n<|im_start|>assistant\n<think>\nSo.\n</think>\n\n4<|im_end|>\n");
+  CHECK(report.split == 1);
+  CHECK(report.used == 1);
+  CHECK(report.rows == 2);
+  // The prompt opens the thinking: an answer with it starts behind that, one without it behind the header.
+  CHECK(losses(thinking, t, r1).size() == 1);
+  CHECK_THAT(losses(thinking, t, r1)[0], Catch::StartsWith("Easy.\n</think>") && Catch::Contains("|So.\n"));
+  CHECK(losses(R"([{"role": "user", "content": "a"}, {"role": "assistant", "content": "<b>bold</b>"}])", t, r1) ==
+        Texts{"<b>bold</b><|im_end|>|"});
+}
+
+TEST_CASE("loss masks: unknown roles are never trained on, and counted", "[rows]") {
+  // CASES 11: {"from": "observation"} is not the assistant.
+  RowError error;
+  auto row = parse_row(R"({"conversations": [{"from": "human", "value": "go"}, {"from": "observation", "value": "x=1"},
+                          {"from": "gpt", "value": "done"}]})",
+                       error);
+  REQUIRE(row);
+  row->where = "f.jsonl:3";
+  const Tokenizer t = tokenizer_with({"<|im_start|>", "<|im_end|>"});
+  RowReport report;
+  const auto rows = make_token_rows(*row, t, chatml, {}, report);
+  REQUIRE(rows.size() == 1);
+  CHECK(in_loss(rows[0], t) == "done<|im_end|>|");
+  CHECK(report.unknown_roles.at("observation").count == 1);
+  CHECK_THAT(report.table(), Catch::Contains("unknown role 'observation', masked"));
+  CHECK_THAT(message_of([&] { make_token_rows(*row, t, chatml, {.strict = true}, report); }),
+             Catch::StartsWith("f.jsonl:3: unknown role: 'observation'"));
+}
+
+TEST_CASE("loss masks: cut, dropped and counted", "[rows]") {
+  const Tokenizer t = tokenizer_with({"<|im_start|>", "<|im_end|>"});
+  const Row row = conversation(kTwoTurns);
+  RowReport report;
+  const auto whole = make_token_rows(row, t, chatml, {}, report);
+  REQUIRE(whole.size() == 1);
+  CHECK(report.tokens == whole[0].ids.size());
+  CHECK(report.loss_tokens == static_cast<uint64_t>(std::count(whole[0].mask.begin(), whole[0].mask.end(), 1)));
+  const auto n = static_cast<int64_t>(whole[0].ids.size());
+  CHECK(make_token_rows(row, t, chatml, {.max_length = n}, report)[0].id == whole[0].id);
+  CHECK(report.cut.count == 0);
+  const auto cut = make_token_rows(row, t, chatml, {.max_length = n - 3}, report);
+  REQUIRE(cut.size() == 1);
+  CHECK(cut[0].ids == std::vector<int32_t>(whole[0].ids.begin(), whole[0].ids.end() - 3));
+  CHECK(cut[0].mask.size() == cut[0].ids.size());
+  CHECK(cut[0].id != whole[0].id);
+  CHECK(report.cut.count == 1);
+  CHECK(make_token_rows(row, t, chatml, {.max_length = 3}, report).empty());
+  CHECK(report.dropped.at("no answer before the length limit").count == 1);
+  CHECK_THAT(message_of([&] { make_token_rows(row, t, chatml, {.max_length = 3, .strict = true}, report); }),
+             Catch::StartsWith("test:1: longer than the limit"));
+
+  CHECK(make_token_rows(conversation(R"([{"role": "user", "content": "x"}])"), t, chatml, {}, report).empty());
+  CHECK(report.dropped.at("no answer").count == 1);
+  const Render refuses = [](const OrderedJson&, const OrderedJson*, bool) -> std::string {
+    fail("roles must alternate");
+  };
+  CHECK(make_token_rows(row, t, refuses, {}, report).empty());
+  CHECK_THAT(report.dropped.at("refused by the chat template").first, Catch::Contains("roles must alternate"));
+  const Render nothing = [](const OrderedJson&, const OrderedJson*, bool) { return std::string(); };
+  CHECK(make_token_rows(row, t, nothing, {}, report).empty());
+  CHECK(report.dropped.at("no token in the loss").count == 1);
+
+  Row tokens;
+  tokens.kind = Row::Kind::tokens;
+  tokens.where = "f:9";
+  tokens.ids = {1, 2, 3};
+  tokens.mask = {0, 1, 1};
+  REQUIRE(make_token_rows(tokens, t, chatml, {}, report).size() == 1);
+  tokens.ids[2] = t.size();
+  CHECK(make_token_rows(tokens, t, chatml, {}, report).empty());
+  CHECK(report.dropped.at("token id outside the vocabulary").count == 1);
+}
+
+TEST_CASE("content ids depend on ids and mask, and on nothing else", "[rows]") {
+  const std::vector<int32_t> ids = {1, 2, 258};
+  const std::vector<uint8_t> mask = {0, 1, 1};
+  // sha256 of 01000000 02000000 02010000 00 01 01
+  CHECK(content_id(ids, mask) == "3e3def0cac3aa4cc");
+  CHECK(content_id(std::vector<int32_t>{1, 2, 259}, mask) != content_id(ids, mask));
+  CHECK(content_id(ids, std::vector<uint8_t>{1, 1, 1}) != content_id(ids, mask));
+}
