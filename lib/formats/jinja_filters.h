@@ -1,0 +1,19 @@
+// The table of filters is in two halves: over text and numbers, and over sequences.
+#pragma once
+
+#include <span>
+#include <string_view>
+
+#include "formats/jinja_eval.h"
+
+namespace dspark::formats::jinja {
+
+struct FilterEntry {
+  std::string_view name;
+  Value (*call)(Interp&, const Value&, const Args&);
+};
+
+std::span<const FilterEntry> text_filters();
+std::span<const FilterEntry> sequence_filters();
+
+}  // namespace dspark::formats::jinja
