@@ -2,6 +2,7 @@
 
 #include "core/error.h"
 #include "formats/deepspec_cache.h"
+#include "formats/hs_folder.h"
 #include "formats/store.h"
 
 namespace dspark::formats {
@@ -20,11 +21,12 @@ std::string_view finish_reason_name(FinishReason reason) {
 
 std::string StoreProblem::text() const { return fmt::format("{} at {}: {}", file, offset, what); }
 
-std::unique_ptr<SampleSource> open_store(const fs::path& path, const OpenOptions&) {
+std::unique_ptr<SampleSource> open_store(const fs::path& path, const OpenOptions& options) {
   DS_REQUIRE(fs::exists(path), "{}: no such store", path.string());
   DS_REQUIRE(fs::is_directory(path), "{} is not a store: a store is a folder", path.string());
   if (is_store(path)) return std::make_unique<StoreReader>(path);
   if (is_deepspec_cache(path)) return std::make_unique<DeepSpecCache>(path);
+  if (is_hs_folder(path)) return std::make_unique<HsFolder>(path, options);
   fail(
       "{} is not a store: expected a dspark store (shard-*.dss), a DeepSpec target cache (samples.idx) or a folder of "
       "hs_*.safetensors; make one with `dspark extract --out {}`",

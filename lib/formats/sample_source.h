@@ -75,9 +75,10 @@ class SampleSource {
   int64_t row_width() const { return identity().row_width(); }  // (L+1)*E
 };
 
+// What a source that does not say everything itself (an hs folder) is told; ignored by the others.
 struct OpenOptions {
-  // The taps of a source that does not say them itself (an hs folder); ignored by the others.
-  std::vector<int> taps;
+  std::vector<int> taps;          // empty: unknown (kUnknownTap), which a trainer refuses
+  bool assume_full_mask = false;  // every token counts when there is no loss mask; else that is an Error
 };
 
 // A dspark store, a DeepSpec target cache v2 or an hs folder, told apart by what lies in the folder. Throws when it is

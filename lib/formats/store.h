@@ -39,6 +39,8 @@ struct SampleView {
 // The whole record. A pure function: for worker threads. Throws on a sample that contradicts the format; NaN and
 // infinities are kept by raw and zstd, refused by fp8 (look with first_non_finite before).
 std::vector<std::byte> encode_record(const RecordFormat& format, const SampleView& sample);
+// The same into a buffer that a worker keeps: fresh memory for each record costs a third of zstd's speed.
+void encode_record(const RecordFormat& format, const SampleView& sample, std::vector<std::byte>& out);
 
 // An id that follows from the content: the first 8 bytes of SHA-256 over token ids and loss mask.
 uint64_t content_id(std::span<const int32_t> token_ids, std::span<const uint8_t> loss_mask);

@@ -18,6 +18,12 @@ void pad8(std::vector<std::byte>& out) { out.resize((out.size() + 7) / 8 * 8); }
 }  // namespace
 
 std::vector<std::byte> encode_record(const RecordFormat& format, const SampleView& s) {
+  std::vector<std::byte> out;
+  encode_record(format, s, out);
+  return out;
+}
+
+void encode_record(const RecordFormat& format, const SampleView& s, std::vector<std::byte>& out) {
   const int64_t T = static_cast<int64_t>(s.token_ids.size()), E = format.hidden_size;
   DS_REQUIRE(T >= 1 && T <= (int64_t{1} << 30), "sample {:016x} has {} tokens; a store takes 1 to 2^30", s.id, T);
   DS_ASSERT(static_cast<int64_t>(s.loss_mask.size()) == T, "{} mask values for {} tokens", s.loss_mask.size(), T);
@@ -32,7 +38,8 @@ std::vector<std::byte> encode_record(const RecordFormat& format, const SampleVie
   h.rows_per_block = static_cast<uint32_t>(R);
   h.n_blocks = static_cast<uint32_t>((T + R - 1) / R * format.n_parts);
 
-  std::vector<std::byte> out(h.blocks_offset());
+  out.clear();
+  out.resize(h.blocks_offset());
   std::byte* rows = out.data() + h.header_bytes;
   std::memcpy(rows, s.token_ids.data(), s.token_ids.size_bytes());
   std::memcpy(rows + s.token_ids.size_bytes(), s.loss_mask.data(), s.loss_mask.size());
@@ -65,7 +72,6 @@ std::vector<std::byte> encode_record(const RecordFormat& format, const SampleVie
   h.rows_crc = crc32c({out.data() + h.header_bytes, h.rows_bytes()});
   h.table_crc = crc32c({out.data() + h.table_offset(), h.table_bytes()});
   pack_record_header(h, format, out.data());
-  return out;
 }
 
 uint64_t content_id(std::span<const int32_t> token_ids, std::span<const uint8_t> loss_mask) {

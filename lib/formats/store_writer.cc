@@ -14,7 +14,8 @@ namespace dspark::formats {
 StoreWriter::StoreWriter(const fs::path& folder, const StoreIdentity& identity, const StoreOptions& options)
     : folder_(folder), identity_(identity), options_(options) {
   check_identity(identity, folder.string());
-  for (int tap : identity.taps) DS_REQUIRE(tap != kUnknownTap, "{}: a store must say its taps", folder.string());
+  for (int tap : identity.taps)
+    DS_REQUIRE(tap != kUnknownTap, "{}: which layers the states are of is not known: name the taps", folder.string());
   make_folder(folder);
   lock_ = std::make_unique<FolderLock>(folder);
   const std::vector<uint32_t> shards = list_shards(folder);
