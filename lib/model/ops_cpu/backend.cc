@@ -10,30 +10,44 @@
 #include "core/error.h"
 
 namespace dspark::model::cpu {
-namespace {
-
-constexpr int64_t kAlign = 64;
-constexpr int64_t kHugePage = 2 << 20;
 
 void* allocate_block(int64_t bytes) {
+  constexpr int64_t kAlign = 64, kHugePage = 2 << 20;
   const int64_t align = bytes >= 2 * kHugePage ? kHugePage : kAlign;
   const int64_t rounded = std::max(align, (bytes + align - 1) / align * align);
   void* p = std::aligned_alloc(static_cast<size_t>(align), static_cast<size_t>(rounded));
-  DS_REQUIRE(p != nullptr, "not enough memory: the CPU backend could not get {} bytes; use fewer anchors or rows at once",
-             rounded);
-  if (align == kHugePage) ::madvise(p, static_cast<size_t>(rounded), MADV_HUGEPAGE);  // a wish; refusal costs only speed
+  DS_REQUIRE(p != nullptr,
+             "not enough memory: the CPU backend could not get {} bytes; use fewer anchors or rows at once", rounded);
+  if (align == kHugePage)
+    ::madvise(p, static_cast<size_t>(rounded), MADV_HUGEPAGE);  // a wish; refusal costs only speed
   return p;
 }
 
-const Kernels* pick_kernels() {
+namespace {
+
+const Kernels* kernels_of(Isa level) {
+  switch (level) {
+    case Isa::base:
+      return base::kernels();
 #if defined(__x86_64__)
-  if (__builtin_cpu_supports("x86-64-v4")) return avx512::kernels();
-  if (__builtin_cpu_supports("x86-64-v3")) return avx2::kernels();
+    case Isa::avx2:
+      return avx2::kernels();
+    case Isa::avx512:
+      return avx512::kernels();
+    case Isa::avx512bf16:
+      return avx512bf16::kernels();
+    case Isa::amx:
+      return amx::kernels();
+#else
+    default:
+      break;
 #endif
-  return base::kernels();
+  }
+  DS_ASSERT(false, "no kernels for ISA level {}", static_cast<int>(level));
 }
 
-// ---- conversions between host and device -------------------------------------------------------------------------------
+// ---- conversions between host and device
+// -------------------------------------------------------------------------------
 
 bool is_integer(DType t) { return t == DType::i32 || t == DType::i64 || t == DType::u8 || t == DType::boolean; }
 
@@ -50,28 +64,43 @@ bf16 double_to_bf16(double v) {
 
 double load_float(const void* p, DType t, int64_t i) {
   switch (t) {
-    case DType::f32: return static_cast<const float*>(p)[i];
-    case DType::f64: return static_cast<const double*>(p)[i];
-    case DType::bf16: return to_float(static_cast<const bf16*>(p)[i]);
-    case DType::f16: return f16_to_float(static_cast<const uint16_t*>(p)[i]);
-    default: DS_ASSERT(false, "{} as a number", dtype_name(t));
+    case DType::f32:
+      return static_cast<const float*>(p)[i];
+    case DType::f64:
+      return static_cast<const double*>(p)[i];
+    case DType::bf16:
+      return to_float(static_cast<const bf16*>(p)[i]);
+    case DType::f16:
+      return f16_to_float(static_cast<const uint16_t*>(p)[i]);
+    default:
+      DS_ASSERT(false, "{} as a number", dtype_name(t));
   }
 }
 
 void store_float(void* p, DType t, int64_t i, double v) {
   switch (t) {
-    case DType::f32: static_cast<float*>(p)[i] = static_cast<float>(v); return;
-    case DType::f64: static_cast<double*>(p)[i] = v; return;
-    case DType::bf16: static_cast<bf16*>(p)[i] = double_to_bf16(v); return;
-    default: DS_ASSERT(false, "a number as {}", dtype_name(t));
+    case DType::f32:
+      static_cast<float*>(p)[i] = static_cast<float>(v);
+      return;
+    case DType::f64:
+      static_cast<double*>(p)[i] = v;
+      return;
+    case DType::bf16:
+      static_cast<bf16*>(p)[i] = double_to_bf16(v);
+      return;
+    default:
+      DS_ASSERT(false, "a number as {}", dtype_name(t));
   }
 }
 
 int64_t load_integer(const void* p, DType t, int64_t i) {
   switch (t) {
-    case DType::i32: return static_cast<const int32_t*>(p)[i];
-    case DType::i64: return static_cast<const int64_t*>(p)[i];
-    default: return static_cast<const uint8_t*>(p)[i];
+    case DType::i32:
+      return static_cast<const int32_t*>(p)[i];
+    case DType::i64:
+      return static_cast<const int64_t*>(p)[i];
+    default:
+      return static_cast<const uint8_t*>(p)[i];
   }
 }
 
@@ -82,7 +111,9 @@ void store_integer(void* p, DType t, int64_t i, int64_t v) {
                  "index {} does not fit into 32 bits", v);
       static_cast<int32_t*>(p)[i] = static_cast<int32_t>(v);
       return;
-    case DType::i64: static_cast<int64_t*>(p)[i] = v; return;
+    case DType::i64:
+      static_cast<int64_t*>(p)[i] = v;
+      return;
     default:
       DS_REQUIRE(v >= 0 && v <= 255, "value {} does not fit into 8 bits", v);
       static_cast<uint8_t*>(p)[i] = static_cast<uint8_t>(v);
@@ -121,16 +152,20 @@ void transfer(Machine& m, const Side& dst, const Side& src) {
 
 }  // namespace
 
-// ---- machine -----------------------------------------------------------------------------------------------------------
+// ---- machine
+// -----------------------------------------------------------------------------------------------------------
 
 Machine::Machine(const BackendOptions& options)
-    : pool_(options.threads > 0 ? options.threads : usable_cores()), kernels_(pick_kernels()) {
+    : pool_(options.threads > 0 ? options.threads : usable_cores()),
+      gemm_(pool_, select_kernel(options.cpu_kernel)),
+      kernels_(kernels_of(gemm_.kernel().level())) {
   scratch_ = static_cast<std::byte*>(allocate_block(pool_.size() * kScratchBytes));
 }
 
 Machine::~Machine() { std::free(scratch_); }
 
-// ---- device ------------------------------------------------------------------------------------------------------------
+// ---- device
+// ------------------------------------------------------------------------------------------------------------
 
 Address CpuDevice::allocate(int64_t bytes) { return BackendAccess::make(allocate_block(bytes)); }
 
@@ -148,7 +183,8 @@ Event CpuDevice::download(Queue, const HostMatrix& dst, const Tensor& src) {
   return {};
 }
 
-// ---- backend -----------------------------------------------------------------------------------------------------------
+// ---- backend
+// -----------------------------------------------------------------------------------------------------------
 
 namespace {
 
@@ -162,7 +198,8 @@ class CpuBackend final : public Backend {
         context_(ops_, device_) {}
   Context& context() override { return context_; }
   std::string describe() const override {
-    return fmt::format("cpu {}, {} threads", precision_ == Precision::bf16 ? "bf16" : "fp32", machine_.threads());
+    return fmt::format("cpu {}, {} threads, gemm {}", precision_ == Precision::bf16 ? "bf16" : "fp32",
+                       machine_.threads(), machine_.gemm().kernel().name());
   }
 
  private:

@@ -1,11 +1,12 @@
 // The CPU backend: one process, one memory, everything inline on a pool of threads.
 //
-// A Machine is what operators need besides their arguments: threads, the element-wise kernels of the chosen ISA level, the
-// matrix products and fixed scratch memory. CpuOps has one method an operator; each lives in ops_cpu/<operator>.cc and
-// splits its work over rows (or columns), never in a way that changes a sum's order. All queues are the calling thread:
-// an operation has happened when its call returns, so every event is the one that has already happened.
+// A Machine is what operators need besides their arguments: threads, the element-wise kernels of the chosen ISA level,
+// the matrix products and fixed scratch memory. CpuOps has one method an operator; each lives in ops_cpu/<operator>.cc
+// and splits its work over rows (or columns), never in a way that changes a sum's order. All queues are the calling
+// thread: an operation has happened when its call returns, so every event is the one that has already happened.
 #pragma once
 
+#include <algorithm>
 #include <cstddef>
 #include <memory>
 #include <string>
@@ -14,9 +15,13 @@
 #include "model/backend_access.h"
 #include "model/backends.h"
 #include "model/ops.h"
+#include "model/ops_cpu/gemm.h"
 #include "model/ops_cpu/kernels.h"
 
 namespace dspark::model::cpu {
+
+// 64-byte aligned memory (2 MiB, in huge pages where the system has them, for big blocks); throws; std::free frees it.
+void* allocate_block(int64_t bytes);
 
 class Machine {
  public:
@@ -28,17 +33,20 @@ class Machine {
   ThreadPool& pool() { return pool_; }
   int threads() const { return pool_.size(); }
   const Kernels& kernels() const { return *kernels_; }
-  // Scratch memory of one thread inside parallel_for (its third argument), kScratchBytes long, 64-byte aligned; what is in
-  // it ends with the operator. Operators must not allocate.
+  GemmContext& gemm() { return gemm_; }
+  const GemmContext& gemm() const { return gemm_; }
+  // Scratch memory of one thread inside parallel_for (its third argument), kScratchBytes long, 64-byte aligned; what is
+  // in it ends with the operator. Operators must not allocate. Untouched pages cost nothing.
   template <typename T = float>
   T* scratch(int thread) {
     return reinterpret_cast<T*>(scratch_ + thread * kScratchBytes);
   }
-  static constexpr int64_t kScratchBytes = 1 << 20;
+  static constexpr int64_t kScratchBytes = 4 << 20;
 
  private:
   ThreadPool pool_;
-  const Kernels* kernels_;
+  GemmContext gemm_;
+  const Kernels* kernels_;  // of the same ISA level
   std::byte* scratch_;
 };
 
@@ -72,17 +80,35 @@ class CpuOps final : public Ops {
   Machine& m_;
 };
 
-// ---- helpers of operator files ---------------------------------------------------------------------------------------
+// Packings of one weight for the kernel in use; built by `refresh`.
+class CpuPacking final : public WeightPacking {
+ public:
+  // W as B of y = x W^T, and of dx = dy W. `backward.data` is null unless the weight needs input gradients.
+  PackedB forward, backward;
+  // 64-byte aligned memory behind them, kept from one refresh to the next.
+  void* memory(int which, int64_t bytes);
+  ~CpuPacking() override;
 
-// Row `r` of a float tensor as kernels take it.
-inline In in_row(const Tensor& t, int64_t r) {
+ private:
+  void* memory_[2] = {};
+};
+// The weight's packing; aborts when `refresh` was forgotten.
+const CpuPacking& packing(const Weight& w);
+
+// ---- helpers of operator files
+// ---------------------------------------------------------------------------------------
+
+// Row `r` of a float tensor from column `c` on, as kernels take it.
+inline In in_row(const Tensor& t, int64_t r, int64_t c = 0) {
   const bool half = t.dtype == DType::bf16;
-  return {pointer<std::byte>(t) + r * t.stride * (half ? 2 : 4), half};
+  return {pointer<std::byte>(t) + (r * t.stride + c) * (half ? 2 : 4), half};
 }
-inline Out out_row(const Tensor& t, int64_t r) {
+inline Out out_row(const Tensor& t, int64_t r, int64_t c = 0) {
   const bool half = t.dtype == DType::bf16;
-  return {pointer<std::byte>(t) + r * t.stride * (half ? 2 : 4), half};
+  return {pointer<std::byte>(t) + (r * t.stride + c) * (half ? 2 : 4), half};
 }
+inline MatRef mat(const Tensor& t) { return {BackendAccess::raw(t.data), t.dtype, t.stride}; }
+inline MatOut mat_out(const Tensor& t) { return {BackendAccess::raw(t.data), t.dtype, t.stride}; }
 // Row `r` of a tensor whose type is fixed (acc: float, indices: int32_t).
 template <typename T>
 T* row(const Tensor& t, int64_t r) {
@@ -90,5 +116,18 @@ T* row(const Tensor& t, int64_t r) {
 }
 // Rows a thread should get at least, so that small calls stay on one thread (about 16k elements a share).
 inline int64_t row_grain(int64_t cols) { return cols > 0 ? (16384 + cols - 1) / cols : 1; }
+
+// body(row, first column, columns) over pieces of a matrix, for operators whose elements are independent of each other.
+template <typename Body>
+void for_pieces(Machine& m, int64_t rows, int64_t cols, const Body& body) {
+  constexpr int64_t kPiece = 16384;
+  const int64_t per_row = (cols + kPiece - 1) / kPiece;
+  m.pool().parallel_for(rows * per_row, row_grain(std::min(cols, kPiece)), [&](int64_t begin, int64_t end, int) {
+    for (int64_t i = begin; i < end; ++i) {
+      const int64_t c = i % per_row * kPiece;
+      body(i / per_row, c, std::min(kPiece, cols - c));
+    }
+  });
+}
 
 }  // namespace dspark::model::cpu

@@ -1,8 +1,8 @@
-// The element-wise hot loops: plain functions on plain pointers, compiled once an ISA level (isa/*.cc, namespace DS_ISA) and
-// collected into a table of function pointers that the backend picks once.
+// The element-wise hot loops: plain functions on plain pointers, compiled once an ISA level (isa/*.cc, namespace
+// DS_ISA) and collected into a table of function pointers that the backend picks once.
 //
-// A kernel works on one row (or one run of elements); operators (ops_cpu/<operator>.cc) walk rows and threads around it.
-// Sums inside a kernel use 16 interleaved partial sums in a fixed order, so a row's bits depend on its length only.
+// A kernel works on one row (or one run of elements); operators (ops_cpu/<operator>.cc) walk rows and threads around
+// it. Sums inside a kernel use 16 interleaved partial sums in a fixed order, so a row's bits depend on its length only.
 // Included by the kernel sources too, so: no std types, no inline code.
 //
 // To add a kernel: one line in DS_KERNELS, its definition in a file under isa/ (inside namespace DS_ISA).
@@ -13,19 +13,57 @@
 
 namespace dspark::model::cpu {
 
-// How one row of qk_norm_rope is laid out; cos and sin (scale included) have rot / 2 values.
+// How one row of qk_norm_rope is laid out. cos and sin (the rope's scale included) have rot / 2 values.
 struct HeadRow {
-  int64_t heads, head_dim, rot;
+  int64_t heads, head_dim, rot;  // head_dim <= kMaxHeadDim
   const float* cos;
   const float* sin;
-  const float* weight;  // [head_dim], null: no norm
-  float eps;
+  const float* weight;  // [head_dim]; null: no norm
+};
+inline constexpr int64_t kMaxHeadDim = 1024;
+
+// Columns a column-sum kernel takes at most.
+inline constexpr int64_t kColumnBlock = 128;
+
+struct AdamWStep {
+  float grad_scale;  // kGradScale * kClip
+  float beta1, one_minus_beta1, beta2, one_minus_beta2;
+  float keep;  // 1 - lr wd
+  float lr, bias1, bias2, eps;
 };
 
 // X(result, name, parameters)
-#define DS_KERNELS(X)                                                                                                  \
-  /* dst = src, converted */                                                                                           \
+#define DS_KERNELS(X)                                                                                                 \
+  /* dst = src, converted */                                                                                          \
   X(void, convert, (Out dst, In src, int64_t n))                                                                      \
+  /* dst += src */                                                                                                    \
+  X(void, accumulate, (Out dst, In src, int64_t n))                                                                   \
+  /* x_out = x (+ delta; its p may be null), y = x_out * inv_rms * (offset + weight); returns inv_rms. x_out: null, x \
+     itself or elsewhere */                                                                                           \
+  X(float, rmsnorm,                                                                                                   \
+    (Out y, float* x_out, const float* x, In delta, const float* weight, float offset, int64_t n, float eps))         \
+  /* d_x (+)= gradient through y = x * inv_rms * (offset + weight) */                                                 \
+  X(void, rmsnorm_dx,                                                                                                 \
+    (float* d_x, In dy, const float* x, const float* weight, float offset, float inv_rms, int64_t n, int add))        \
+  /* out[c] (+)= sum over rows of dy[r, c], or of dy[r, c] * x[r, c] * scale[r] with x; cols <= kColumnBlock */       \
+  X(void, column_sum,                                                                                                 \
+    (float* out, In dy, int64_t dy_stride, const float* x, int64_t x_stride, const float* scale, int64_t rows,        \
+     int64_t cols, int add))                                                                                          \
+  /* cos and sin of position * inv_freq (the product and its reduction in fp64), times scale */                       \
+  X(void, rope_angles, (float* cos, float* sin, const float* inv_freq, int64_t n, double position, double scale))     \
+  /* y = rope(rmsnorm_head(x)); y may be x; inv_rms [heads] or null */                                                \
+  X(void, head_norm_rope, (Out y, In x, const HeadRow& h, float eps, float* inv_rms))                                 \
+  /* its gradient; d_x may be dy; d_weight[head_dim] += (or null) */                                                  \
+  X(void, head_norm_rope_backward, (Out d_x, float* d_weight, In dy, In x, const HeadRow& h, const float* inv_rms))   \
+  /* y = silu(gate) * up */                                                                                           \
+  X(void, swiglu, (Out y, In gate, In up, int64_t n))                                                                 \
+  X(void, swiglu_backward, (Out d_gate, Out d_up, In dy, In gate, In up, int64_t n))                                  \
+  X(float, sum_squares, (const float* x, int64_t n))                                                                  \
+  X(float, row_max, (In x, int64_t n))                                                                                \
+  /* out = exp((x - max) * inv_temperature), the argument in fp64 */                                                  \
+  X(void, tempered_exp, (float* out, In x, float max, double inv_temperature, int64_t n))                             \
+  /* value: cast of the new master, or p null */                                                                      \
+  X(void, adamw, (float* master, float* m, float* v, const float* grad, Out value, int64_t n, const AdamWStep& s))    \
   DS_ATTENTION_KERNELS(X)
 
 struct Kernels {

@@ -1,6 +1,6 @@
-// Arithmetic shared by the kernel sources: bf16 conversions, exp and log without branches, fixed-order sums, and the dispatch
-// over fp32 and bf16 rows. Everything sits in DS_ISA, so that each level has its own copy, and is written so that the
-// compiler can vectorise loops around it.
+// Arithmetic shared by the kernel sources: bf16 conversions, exp and log without branches, fixed-order sums, and the
+// dispatch over fp32 and bf16 rows. Everything sits in DS_ISA, so that each level has its own copy, and is written so
+// that the compiler can vectorise loops around it.
 #pragma once
 
 #include <stdint.h>
@@ -8,6 +8,13 @@
 #include "model/ops_cpu/kernels.h"
 
 namespace dspark::model::cpu::DS_ISA {
+
+// The loop's iterations touch equal indices only, although its pointers may be equal (in place).
+#if defined(__clang__)
+#define DS_IVDEP _Pragma("clang loop vectorize(assume_safety)")
+#else
+#define DS_IVDEP _Pragma("GCC ivdep")
+#endif
 
 #define DS_INLINE static inline __attribute__((always_inline, unused))
 
@@ -31,17 +38,8 @@ DS_INLINE void store(Half* dst, float f) {
   dst->bits = static_cast<uint16_t>(bits >> 16);
 }
 
-// e^x, about 1 ulp over the whole range, gradual underflow to 0, +inf above, NaN for NaN.
-DS_INLINE float exp_f(float x) {
-  x = x < -104.0f ? -104.0f : x;
-  x = x > 89.0f ? 89.0f : x;
-  // n = round(x / ln 2): the addition of 1.5 * 2^23 rounds to an integer and leaves it in the low mantissa bits.
-  const float magic = 12582912.0f;
-  const float shifted = x * 1.44269504088896341f + magic;
-  const int32_t n = static_cast<int32_t>(as_bits(shifted)) - 0x4b400000;
-  const float nf = shifted - magic;
-  float r = x - nf * 0.693359375f;  // ln 2 in two parts; the first product is exact
-  r = r - nf * -2.12194440e-4f;
+// e^r * 2^n for |r| <= ln 2 / 2 and n in [-151, 129]: gradual underflow to 0, +inf above.
+DS_INLINE float exp_reduced(float r, int32_t n) {
   float p = 1.9875691500e-4f;
   p = p * r + 1.3981999507e-3f;
   p = p * r + 8.3334519073e-3f;
@@ -49,11 +47,24 @@ DS_INLINE float exp_f(float x) {
   p = p * r + 1.6666665459e-1f;
   p = p * r + 5.0000001201e-1f;
   p = p * (r * r) + r + 1.0f;
-  // 2^n in two factors: n reaches from -150 to 128, beyond the exponents of one float.
+  // Two factors: n reaches beyond the exponents of one float.
   const int32_t half = n >> 1;
   const float a = as_float(static_cast<uint32_t>(half + 127) << 23);
   const float b = as_float(static_cast<uint32_t>(n - half + 127) << 23);
   return p * a * b;
+}
+
+// e^x, about 1 ulp over the whole range; NaN for NaN.
+DS_INLINE float exp_f(float x) {
+  x = x < -104.0f ? -104.0f : x;
+  x = x > 89.0f ? 89.0f : x;
+  // n = round(x / ln 2): adding 1.5 * 2^23 rounds to an integer and leaves it in the low mantissa bits.
+  const float magic = 12582912.0f;
+  const float shifted = x * 1.44269504088896341f + magic;
+  const int32_t n = static_cast<int32_t>(as_bits(shifted) - 0x4b400000u);
+  const float nf = shifted - magic;
+  const float r = (x - nf * 0.693359375f) - nf * -2.12194440e-4f;  // ln 2 in two parts; the first product is exact
+  return exp_reduced(r, n);
 }
 
 // ln x, about 1 ulp; -inf for 0, NaN below.
@@ -88,25 +99,31 @@ DS_INLINE float log_f(float x) {
 DS_INLINE float sigmoid_f(float x) { return 1.0f / (1.0f + exp_f(-x)); }
 
 constexpr int kLanes = 16;  // partial sums of a reduction: a full AVX-512 register, and enough chains for narrower ones
+typedef float Lanes __attribute__((vector_size(kLanes * sizeof(float))));
 
-// Adds up the lanes as a tree: the same order everywhere.
-DS_INLINE float sum_lanes(const float* lane) {
-  float s[kLanes];
-  for (int j = 0; j < kLanes; ++j) s[j] = lane[j];
-  for (int w = kLanes / 2; w > 0; w /= 2)
-    for (int j = 0; j < w; ++j) s[j] += s[j + w];
-  return s[0];
-}
-
-// sum over i < n of term(i), in kLanes interleaved partial sums; the tail goes into the first lanes.
+// sum over i < n of term(i), in kLanes interleaved partial sums that add up as a tree: the same order everywhere. Terms
+// go through a small buffer: that leaves two plain loops, which every compiler vectorises, where it often keeps lanes
+// scalar when they are summed in place.
 template <typename F>
 DS_INLINE float lane_sum(int64_t n, F term) {
-  float lane[kLanes] = {};
-  int64_t i = 0;
-  for (; i + kLanes <= n; i += kLanes)
-    for (int j = 0; j < kLanes; ++j) lane[j] += term(i + j);
-  for (int j = 0; i + j < n; ++j) lane[j] += term(i + j);
-  return sum_lanes(lane);
+  constexpr int64_t kBuffer = 16 * kLanes;
+  Lanes sum = {};
+  for (int64_t i = 0; i < n; i += kBuffer) {
+    const int64_t m = n - i < kBuffer ? n - i : kBuffer;
+    alignas(64) float t[kBuffer];
+    for (int64_t j = 0; j < m; ++j) t[j] = term(i + j);
+    for (int64_t j = m; j % kLanes != 0; ++j) t[j] = 0;
+    for (int64_t j = 0; j < m; j += kLanes) {
+      Lanes v;
+      __builtin_memcpy(&v, t + j, sizeof(v));
+      sum += v;
+    }
+  }
+  float lane[kLanes];
+  __builtin_memcpy(lane, &sum, sizeof(lane));
+  for (int w = kLanes / 2; w > 0; w /= 2)
+    for (int j = 0; j < w; ++j) lane[j] += lane[j + w];
+  return lane[0];
 }
 
 // Calls f with a typed pointer.

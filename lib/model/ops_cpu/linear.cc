@@ -1,0 +1,51 @@
+#include <cstdlib>
+
+#include "core/error.h"
+#include "model/ops_cpu/backend.h"
+
+namespace dspark::model::cpu {
+
+CpuPacking::~CpuPacking() {
+  for (void* p : memory_) std::free(p);
+}
+
+void* CpuPacking::memory(int which, int64_t bytes) {
+  if (memory_[which] == nullptr) memory_[which] = allocate_block(bytes);
+  return memory_[which];
+}
+
+const CpuPacking& packing(const Weight& w) {
+  const auto* p = dynamic_cast<const CpuPacking*>(w.packing.get());
+  DS_ASSERT(p != nullptr, "a weight [{}, {}] is used before it was refreshed", w.out(), w.in());
+  return *p;
+}
+
+void CpuOps::refresh(Context&, const Refresh& a) {
+  Weight& w = *a.w;
+  if (!w.packing) w.packing = std::make_shared<CpuPacking>();
+  auto& p = const_cast<CpuPacking&>(packing(w));
+  const Kernel& kernel = m_.gemm().kernel();
+  const DType dtype = w.value.dtype;
+  p.forward =
+      pack_b_nt(m_.gemm(), w.out(), w.in(), mat(w.value), p.memory(0, packed_b_bytes(kernel, dtype, w.out(), w.in())));
+  if (w.needs_input_gradient)
+    p.backward = pack_b_nn(m_.gemm(), w.in(), w.out(), mat(w.value),
+                           p.memory(1, packed_b_bytes(kernel, dtype, w.in(), w.out())));
+}
+
+void CpuOps::linear(Context&, const Linear& a) {
+  gemm_packed(m_.gemm(), a.x.rows, a.w->out(), a.w->in(), mat(a.x), packing(*a.w).forward, mat_out(a.y),
+              a.write == Write::add);
+}
+
+void CpuOps::linear_dx(Context&, const LinearDx& a) {
+  const PackedB& b = packing(*a.w).backward;
+  DS_ASSERT(b.data != nullptr, "a weight [{}, {}] was not packed for input gradients", a.w->out(), a.w->in());
+  gemm_packed(m_.gemm(), a.dy.rows, a.w->in(), a.w->out(), mat(a.dy), b, mat_out(a.dx), a.write == Write::add);
+}
+
+void CpuOps::linear_dw(Context&, const LinearDw& a) {
+  gemm_tn(m_.gemm(), a.dw.rows, a.dw.cols, a.x.rows, mat(a.dy), mat(a.x), mat_out(a.dw), a.write == Write::add);
+}
+
+}  // namespace dspark::model::cpu
