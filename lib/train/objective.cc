@@ -1,0 +1,75 @@
+#include "train/objective.h"
+
+#include <cmath>
+
+namespace dspark::train {
+
+using namespace model;
+
+Objective deepspec_objective(bool confidence) {
+  Objective o;
+  o.coef[kCe] = 0.1;
+  o.coef[kTv] = 1.8;
+  o.coef[kConf] = confidence ? 1.0 : 0.0;
+  return o;
+}
+
+Objective dflash_objective() {
+  Objective o;
+  o.coef[kCe] = 1.0;
+  return o;
+}
+
+void StepMetrics::add(const StepMetrics& o) {
+  for (size_t i = 0; i < term_sum.size(); ++i) term_sum[i] += o.term_sum[i];
+  weight_sum += o.weight_sum, slots += o.slots, blocks += o.blocks, tau_sum += o.tau_sum;
+  conf_bias_sum += o.conf_bias_sum, conf_abs_sum += o.conf_abs_sum;
+  auto add_to = [](std::vector<double>& a, const std::vector<double>& b) {
+    if (a.size() < b.size()) a.resize(b.size());
+    for (size_t i = 0; i < b.size(); ++i) a[i] += b[i];
+  };
+  add_to(accept_sum, o.accept_sum), add_to(top1_sum, o.top1_sum), add_to(slot_count, o.slot_count);
+}
+
+double StepMetrics::loss(const Objective& o) const {
+  double sum = 0;
+  for (size_t i = 0; i < term_sum.size(); ++i) sum += o.coef[i] * term_sum[i];
+  return weight_sum > 0 ? sum / weight_sum : 0;
+}
+
+StepMetrics reduce_metrics(const BatchPlan& plan, std::span<const double> slot_out, bool confidence) {
+  StepMetrics m;
+  const auto b = static_cast<size_t>(plan.block);
+  m.accept_sum.assign(b, 0), m.top1_sum.assign(b, 0), m.slot_count.assign(b, 0);
+  double prefix = 1;
+  int64_t anchor = -1;
+  for (int64_t s = 0; s < plan.n_slots(); ++s) {
+    const double* out = slot_out.data() + s * kSlotOutCols;
+    const auto i = static_cast<size_t>(s);
+    const double w = plan.weight[i], accept = out[kAccept];
+    for (size_t t = 0; t < kNumTerms; ++t) m.term_sum[t] += w * out[t];
+    m.weight_sum += w;
+    m.slots += 1;
+    // Slots of one anchor follow each other; a new anchor starts a new product.
+    if (plan.slot_row[i] / plan.block != anchor) {
+      anchor = plan.slot_row[i] / plan.block;
+      prefix = 1;
+      m.blocks += 1;
+      m.tau_sum += 1;
+    }
+    prefix *= accept;
+    m.tau_sum += prefix;
+    const auto k = static_cast<size_t>(plan.slot_index[i]);
+    m.accept_sum[k] += accept;
+    m.top1_sum[k] += out[kDraftTop] == out[kTargetTop] ? 1 : 0;
+    m.slot_count[k] += 1;
+    if (confidence) {
+      const double error = 1 / (1 + std::exp(-out[kConfLogit])) - accept;
+      m.conf_bias_sum += w * error;
+      m.conf_abs_sum += w * std::abs(error);
+    }
+  }
+  return m;
+}
+
+}  // namespace dspark::train

@@ -1,0 +1,46 @@
+// The training objective's choices (DESIGN 4) and what comes out of the loss head a step.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "model/batch_plan.h"
+
+namespace dspark::train {
+
+enum class Denominator : uint8_t {
+  pooled,  // sum of w over the whole batch, all ranks and micro-steps: applied by the optimizer
+  micro,   // (sum of w + 1e-6) of one micro-step; micro-steps averaged (DeepSpec to the letter)
+};
+
+struct Objective {
+  std::array<double, model::kNumTerms> coef{};  // per term; DeepSpec's l1 0.9 is tv 1.8
+  double gamma = 4.0;
+  Denominator denominator = Denominator::pooled;
+};
+
+// The bundles: deepspec DSpark (ce 0.1, tv 1.8, conf 1) and DFlash (ce only).
+Objective deepspec_objective(bool confidence);
+Objective dflash_objective();
+
+// Sums over supervised slots, in fp64 in slot order; micro-steps and ranks add up.
+struct StepMetrics {
+  std::array<double, model::kNumTerms> term_sum{};  // of w * term
+  double weight_sum = 0;
+  double slots = 0, blocks = 0;                     // blocks: with at least one supervised slot
+  double tau_sum = 0;                               // over blocks: 1 + sum of prefix products of acceptance
+  double conf_bias_sum = 0, conf_abs_sum = 0;       // of w * (sigmoid(logit) - accept), absolute
+  std::vector<double> accept_sum, top1_sum, slot_count;  // [B] per slot index
+
+  void add(const StepMetrics& other);
+  double loss(const Objective& o) const;  // pooled
+  double term(int t) const { return weight_sum > 0 ? term_sum[static_cast<size_t>(t)] / weight_sum : 0; }
+  double tau() const { return blocks > 0 ? tau_sum / blocks : 0; }
+};
+
+// slot_out: [S, kSlotOutCols] as downloaded.
+StepMetrics reduce_metrics(const model::BatchPlan& plan, std::span<const double> slot_out, bool confidence);
+
+}  // namespace dspark::train

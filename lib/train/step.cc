@@ -1,0 +1,99 @@
+#include "train/step.h"
+
+namespace dspark::train {
+
+using namespace model;
+
+TrainStep::TrainStep(Context& ctx, Drafter& drafter, TargetHead& target, const Objective& objective, int64_t arena_bytes)
+    : ctx_(ctx), drafter_(drafter), target_(target), objective_(objective), arena_(ctx.device(), arena_bytes) {}
+
+StepMetrics TrainStep::run(const MicroBatch& batch, bool backward, Write write, std::vector<double>* slot_out_copy) {
+  const DrafterConfig& c = drafter_.config();
+  const BatchPlan& plan = batch.plan;
+  const DType act = ctx_.act_dtype(), acc = ctx_.acc_dtype();
+  const int64_t n_slots = plan.n_slots(), n_rows = static_cast<int64_t>(plan.target_source.size());
+  arena_.release(0);
+
+  const DeviceBatch b = upload_batch(ctx_, arena_, plan);
+  const Tensor taps = arena_.matrix(act, plan.n_context, c.n_taps() * c.target_hidden);
+  const Tensor last = arena_.matrix(act, plan.n_context, c.target_hidden);
+  ctx_.device().upload(Queue::compute, taps, batch.taps);
+  ctx_.device().upload(Queue::compute, last, batch.last);
+
+  drafter_.forward(arena_, taps, b, state_);
+
+  // The target's states that some slot needs, after its final norm.
+  const Tensor target_state = arena_.matrix(act, n_rows, c.target_hidden);
+  if (target_.apply_norm) {
+    const int64_t mark = arena_.mark();
+    const Tensor raw = arena_.matrix(acc, n_rows, c.target_hidden);
+    gather_rows(ctx_, {raw, last, b.target_source});
+    add_rmsnorm(ctx_, {.y = target_state, .x = raw, .weight = target_.norm, .eps = target_.eps, .unit_offset = target_.unit_offset});
+    arena_.release(mark);
+  } else {
+    gather_rows(ctx_, {target_state, last, b.target_source});
+  }
+
+  // [hidden | e] of the supervised slots.
+  const Tensor joint = arena_.matrix(act, n_slots, c.joint_cols());
+  const Tensor e = joint.col_range(c.hidden, c.rank);
+  gather_rows(ctx_, {joint.col_range(0, c.hidden), state_.hidden, b.slot_row});
+  if (c.rank > 0) gather_rows(ctx_, {e, drafter_.markov_w1, b.previous_token});
+
+  const Tensor slot_out = arena_.matrix(acc, n_slots, kSlotOutCols);
+  const Tensor scale = arena_.vector(acc, kNumTerms);
+  d_joint_ = arena_.matrix(acc, n_slots, c.joint_cols());
+  const double inverse = objective_.denominator == Denominator::micro ? 1.0 / (plan.weight_sum + 1e-6) : 1.0;
+  fill(ctx_, {scale, inverse});
+
+  const int64_t mark = arena_.mark();
+  VocabLoss loss;
+  loss.joint = joint;
+  loss.head = &drafter_.head;
+  loss.target_state = target_state;
+  loss.target_head = &target_.head;
+  loss.target_row = b.target_row;
+  loss.label = b.label;
+  loss.weight = loss.conf_weight = b.weight;
+  loss.scale = scale;
+  loss.coef = objective_.coef;
+  loss.hidden_cols = c.hidden;
+  loss.chunks = plan.chunks;
+  loss.backward = backward;
+  loss.slot_out = slot_out;
+  loss.write_dw = write;
+  if (c.confidence) {
+    loss.conf_w = drafter_.confidence_w;
+    loss.conf_b = drafter_.confidence_b;
+    if (c.confidence_with_markov && c.rank > 0) loss.conf_e = e;
+  }
+  if (backward) {
+    loss.d_joint = d_joint_;
+    loss.d_head = drafter_.d_head;
+    if (c.confidence) {
+      loss.d_conf_w = drafter_.d_confidence_w;
+      loss.d_conf_b = drafter_.d_confidence_b;
+      if (loss.conf_e) loss.d_conf_e = d_joint_.col_range(c.hidden, c.rank);
+    }
+  }
+  loss.work = arena_.vector(DType::u8, vocab_loss_work(ctx_, plan.max_chunk_slots, plan.max_chunk_rows, c.draft_vocab, c.joint_cols()));
+  vocab_loss(ctx_, loss);
+  arena_.release(mark);
+
+  if (backward) {
+    if (c.rank > 0)
+      scatter_add_rows(ctx_, {drafter_.d_markov_w1, d_joint_.col_range(c.hidden, c.rank), b.scatter_row, b.scatter_begin,
+                              b.scatter_source, write});
+    const Tensor d_hidden = arena_.matrix(acc, state_.hidden.rows, c.hidden);
+    fill(ctx_, {d_hidden, 0});
+    scatter_rows(ctx_, {d_hidden, d_joint_.col_range(0, c.hidden), b.slot_row});
+    drafter_.backward(arena_, taps, b, state_, d_hidden, write);
+  }
+
+  slot_out_.resize(static_cast<size_t>(n_slots * kSlotOutCols));
+  ctx_.download_now({slot_out_.data(), DType::f64, n_slots, kSlotOutCols, kSlotOutCols}, slot_out);
+  if (slot_out_copy) *slot_out_copy = slot_out_;
+  return reduce_metrics(plan, slot_out_, c.confidence);
+}
+
+}  // namespace dspark::train

@@ -1,0 +1,58 @@
+// One micro-step: a packed row through the drafter, the loss head and back.
+//
+// A TrainStep owns the arena, sized by running the same code on the planner for the largest row it will see. It writes
+// gradients (overwritten or added) and hands out the loss head's per-slot results; the optimizer is separate.
+#pragma once
+
+#include <memory>
+#include <vector>
+
+#include "model/drafter.h"
+#include "train/objective.h"
+
+namespace dspark::train {
+
+// The target's side of the loss: its head's kept rows and its final norm.
+struct TargetHead {
+  model::Weight head;     // [VD, E]
+  model::Tensor norm;     // acc [1, E]
+  double eps = 1e-6;
+  bool unit_offset = false;  // x * (1 + w)
+  bool apply_norm = true;    // the states are pre_norm
+};
+
+// One packed row on the host. States [T, L*E] and [T, E] may be views into one matrix through their strides.
+struct MicroBatch {
+  model::BatchPlan plan;
+  model::ConstHostMatrix taps, last;
+};
+
+struct StepCapacity {
+  int64_t context = 0, anchors = 0;  // T, A of the largest row
+  int64_t chunk_slots = 0;           // 0: all slots in one chunk
+};
+
+class TrainStep {
+ public:
+  TrainStep(model::Context& ctx, model::Drafter& drafter, TargetHead& target, const Objective& objective, int64_t arena_bytes);
+
+  // Runs the micro-step; `slot_out` gets [S, kSlotOutCols]. With backward, gradients follow `write`.
+  StepMetrics run(const MicroBatch& batch, bool backward, model::Write write, std::vector<double>* slot_out = nullptr);
+  int64_t arena_peak() const { return arena_.peak_bytes(); }
+
+  // For the golden tests: what the last run left in the arena, valid until the next.
+  const model::ForwardState& state() const { return state_; }
+  const model::Tensor& d_joint() const { return d_joint_; }
+
+ private:
+  model::Context& ctx_;
+  model::Drafter& drafter_;
+  TargetHead& target_;
+  Objective objective_;
+  model::Arena arena_;
+  model::ForwardState state_;
+  model::Tensor d_joint_;
+  std::vector<double> slot_out_;
+};
+
+}  // namespace dspark::train
