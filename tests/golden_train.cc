@@ -1,0 +1,124 @@
+#include "golden_train.h"
+
+#include <nlohmann/json.hpp>
+
+#include "core/error.h"
+
+namespace dspark::golden {
+
+using namespace model;
+
+DrafterConfig drafter_config(const Json& d) {
+  const Json& c = d.at("config");
+  DrafterConfig out;
+  out.hidden = c.at("D"), out.target_hidden = c.at("E"), out.ffn = c.at("F");
+  out.heads = c.at("NH"), out.kv_heads = c.at("NKV"), out.head_dim = c.at("HD");
+  out.vocab = c.at("V"), out.draft_vocab = c.at("VD");
+  out.layers.assign(c.at("K").get<size_t>(), LayerType::full);
+  for (int i = 0; i < c.at("L").get<int>(); ++i) out.taps.push_back({i + 1});
+  out.block = c.at("B"), out.rank = c.at("R");
+  const std::string markov = c.at("markov").is_string() ? c.at("markov").get<std::string>() : "none";
+  out.markov = markov == "none" ? Markov::none : markov == "gated" ? Markov::gated : markov == "rnn" ? Markov::rnn : Markov::vanilla;
+  out.confidence = c.at("confidence");
+  out.confidence_with_markov = c.at("confidence_with_markov");
+  out.sample_from_anchor = c.at("sample_from_anchor");
+  out.eps = c.at("eps");
+  out.mask_token = c.at("mask_token_id");
+  out.max_position = 4096;
+  out.window_by_anchor = d.at("rules").at("window") == "anchor";
+  return out;
+}
+
+train::Objective objective(const Json& d) {
+  const Json& c = d.at("config");
+  train::Objective o;
+  for (const auto& [name, value] : c.at("loss").items()) {
+    if (name == "ce") o.coef[kCe] = value;
+    else if (name == "l1") o.coef[kTv] = 2 * value.get<double>();
+    else if (name == "tv") o.coef[kTv] = value;
+    else fail("golden: loss term '{}' is not handled here", name);
+  }
+  o.coef[kConf] = c.at("confidence_alpha");
+  o.gamma = c.at("gamma").is_null() ? 0 : c.at("gamma").get<double>();
+  o.denominator = train::Denominator::micro;
+  return o;
+}
+
+std::unique_ptr<PackedCase> pack_case(const formats::SafetensorsFile& file, const std::string& prefix, const DrafterConfig& config,
+                                      const train::Objective& o) {
+  auto p = std::make_unique<PackedCase>();
+  const auto& ids_view = file.get(prefix + "input_ids");
+  const auto ids = formats::read_i64(ids_view), mask = formats::read_i64(file.get(prefix + "loss_mask"));
+  const auto lengths = formats::read_i64(file.get(prefix + "lengths"));
+  const auto anchors = formats::read_i64(file.get(prefix + "anchors")), valid = formats::read_i64(file.get(prefix + "anchor_valid"));
+  const auto taps = values(file, prefix + "hidden_states"), last = values(file, prefix + "last_hidden_states");
+  const int64_t n = static_cast<int64_t>(lengths.size()), t_max = static_cast<int64_t>(ids.size()) / n;
+  const int64_t a_max = static_cast<int64_t>(anchors.size()) / n;
+  const int64_t tap_cols = config.n_taps() * config.target_hidden, e = config.target_hidden;
+  for (int64_t doc = 0; doc < n; ++doc) {
+    const auto begin = static_cast<int64_t>(p->tokens.size());
+    for (int64_t t = 0; t < lengths[doc]; ++t) {
+      const int64_t row = doc * t_max + t;
+      p->tokens.push_back(static_cast<int32_t>(ids[row]));
+      p->mask.push_back(static_cast<uint8_t>(mask[row]));
+      p->taps.insert(p->taps.end(), taps.begin() + row * tap_cols, taps.begin() + (row + 1) * tap_cols);
+      p->last.insert(p->last.end(), last.begin() + row * e, last.begin() + (row + 1) * e);
+      p->context_rows.push_back(row);
+    }
+    p->documents.push_back({begin, static_cast<int64_t>(p->tokens.size())});
+    for (int64_t a = 0; a < a_max; ++a) {
+      if (valid[doc * a_max + a] == 0) continue;
+      p->anchors.push_back(static_cast<int32_t>(begin + anchors[doc * a_max + a]));
+      p->anchor_slots.push_back(doc * a_max + a);
+    }
+  }
+  PlanInput in;
+  in.tokens = p->tokens, in.mask = p->mask, in.documents = p->documents, in.anchors = p->anchors;
+  in.block = config.block, in.mask_token = config.mask_token, in.sample_from_anchor = config.sample_from_anchor;
+  in.markov = config.rank > 0, in.gamma = o.gamma;
+  in.chunk_slots = 16;  // several chunks, so that their seams are tested too
+  p->batch.plan = make_batch_plan(in);
+  const auto rows = static_cast<int64_t>(p->tokens.size());
+  p->batch.taps = {p->taps.data(), DType::f64, rows, tap_cols, tap_cols};
+  p->batch.last = {p->last.data(), DType::f64, rows, e, e};
+  return p;
+}
+
+Harness::Harness(const BackendOptions& options, const Json& d, const formats::SafetensorsFile& file)
+    : backend(make_backend(options)), config(drafter_config(d)), objective(golden::objective(d)) {
+  Context& ctx = backend->context();
+  drafter = std::make_unique<Drafter>(ctx, config, DrafterOptions{});
+  for (Parameter& p : drafter->parameters()) {
+    const auto v = values(file, p.name);
+    drafter->set(p, {v.data(), DType::f64, p.value.rows, p.value.cols, p.value.cols});
+  }
+  drafter->refresh();
+  // Trajectories carry no head of the target's own: there it is the drafter's.
+  const auto head = values(file, file.find("target.lm_head.weight") ? "target.lm_head.weight" : "lm_head.weight");
+  target.head.value = ctx.allocate(ctx.act_dtype(), config.draft_vocab, config.target_hidden);
+  ctx.upload_now(target.head.value, {head.data(), DType::f64, config.draft_vocab, config.target_hidden, config.target_hidden});
+  refresh(ctx, {&target.head});
+  target.apply_norm = d.at("config").at("last_state") == "pre_norm";
+  target.eps = config.eps;
+  if (target.apply_norm) {
+    const auto norm = values(file, "target.norm.weight");
+    target.norm = ctx.allocate(ctx.acc_dtype(), 1, config.target_hidden);
+    ctx.upload_now(target.norm, {norm.data(), DType::f64, 1, config.target_hidden, config.target_hidden});
+  }
+  step = std::make_unique<train::TrainStep>(ctx, *drafter, target, objective, int64_t{64} << 20);
+}
+
+Harness::~Harness() {
+  step.reset();
+  backend->context().free(target.head.value);
+  if (target.norm) backend->context().free(target.norm);
+  drafter.reset();
+}
+
+std::vector<double> Harness::download(const Tensor& t) {
+  std::vector<double> v(static_cast<size_t>(t.size()));
+  backend->context().download_now({v.data(), DType::f64, t.rows, t.cols, t.cols}, t);
+  return v;
+}
+
+}  // namespace dspark::golden
