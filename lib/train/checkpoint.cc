@@ -1,0 +1,143 @@
+#include "train/checkpoint.h"
+
+#include <algorithm>
+#include <charconv>
+#include <nlohmann/json.hpp>
+
+#include "core/error.h"
+#include "core/log.h"
+#include "formats/safetensors.h"
+
+namespace dspark::train {
+
+using namespace model;
+using formats::SafetensorsFile;
+using formats::SafetensorsWriter;
+using formats::TensorSpec;
+
+namespace {
+
+fs::path checkpoints_folder(const fs::path& out) { return out / "checkpoints"; }
+
+// fp32 stays fp32; the reference's fp64 is kept as fp64, so that a resume is exact there too.
+DType file_dtype(const Context& ctx) { return ctx.acc_dtype() == DType::f32 ? DType::f32 : DType::f64; }
+
+struct NamedTensor {
+  std::string name;
+  Tensor tensor;
+};
+
+void write_tensors(const fs::path& path, Context& ctx, const std::vector<NamedTensor>& tensors) {
+  const DType dtype = file_dtype(ctx);
+  std::vector<TensorSpec> specs;
+  for (const auto& t : tensors) specs.push_back({t.name, dtype, {t.tensor.rows, t.tensor.cols}});
+  SafetensorsWriter writer(path, specs);
+  std::vector<std::byte> host;
+  for (const TensorSpec& spec : writer.specs()) {
+    const auto it = std::find_if(tensors.begin(), tensors.end(), [&](const NamedTensor& t) { return t.name == spec.name; });
+    host.resize(static_cast<size_t>(it->tensor.size() * dtype_bytes(dtype)));
+    ctx.download_now({host.data(), dtype, it->tensor.rows, it->tensor.cols, it->tensor.cols}, it->tensor);
+    writer.write(spec.name, host);
+  }
+  writer.finish();
+}
+
+void read_tensors(const fs::path& path, Context& ctx, const std::vector<NamedTensor>& tensors) {
+  const SafetensorsFile file(path);
+  for (const auto& t : tensors) {
+    const auto& view = file.get(t.name, {t.tensor.rows, t.tensor.cols});
+    DS_REQUIRE(view.dtype == file_dtype(ctx), "{}: tensor '{}' is {}, this run's precision needs {}; resume with the precision it was saved with",
+               path.string(), t.name, dtype_name(view.dtype), dtype_name(file_dtype(ctx)));
+    ctx.upload_now(t.tensor, {view.data.data(), view.dtype, t.tensor.rows, t.tensor.cols, t.tensor.cols});
+  }
+}
+
+std::vector<NamedTensor> masters(Drafter& drafter) {
+  std::vector<NamedTensor> out;
+  for (const Parameter& p : drafter.parameters())
+    if (p.trainable) out.push_back({p.name, p.master});
+  return out;
+}
+
+std::vector<NamedTensor> states(AdamWOptimizer& optimizer) {
+  std::vector<NamedTensor> out;
+  for (const auto& s : optimizer.states()) {
+    out.push_back({"m." + s.name, s.m});
+    out.push_back({"v." + s.name, s.v});
+  }
+  return out;
+}
+
+}  // namespace
+
+void save_checkpoint(const fs::path& out, int64_t step, Drafter& drafter, AdamWOptimizer& optimizer, const Json& state,
+                     const std::function<void(const fs::path&)>& extra) {
+  const fs::path parent = checkpoints_folder(out), final_name = parent / fmt::format("step-{:08}", step);
+  const fs::path temporary = parent / fmt::format("writing-{:08}", step);
+  make_folder(parent);
+  fs::remove_all(temporary);
+  make_folder(temporary);
+  Context& ctx = drafter.context();
+  write_tensors(temporary / "masters.safetensors", ctx, masters(drafter));
+  write_tensors(temporary / "optimizer.safetensors", ctx, states(optimizer));
+  if (extra) extra(temporary);
+  Json s = state;
+  s["format_version"] = "1.0";
+  s["step"] = step;
+  s["optimizer_steps"] = optimizer.steps();
+  write_text_atomic(temporary / "state.json", s.dump(1));
+  fsync_path(temporary);
+  std::error_code ec;
+  fs::remove_all(final_name, ec);  // the same step again: after a resume it is the same state
+  fs::rename(temporary, final_name, ec);
+  DS_REQUIRE(!ec, "cannot rename {} to {}: {}", temporary.string(), final_name.string(), ec.message());
+  fsync_path(parent);
+}
+
+namespace {
+std::vector<FoundCheckpoint> list_checkpoints(const fs::path& out) {
+  std::vector<FoundCheckpoint> found;
+  std::error_code ec;
+  for (const auto& entry : fs::directory_iterator(checkpoints_folder(out), ec)) {
+    const std::string name = entry.path().filename().string();
+    int64_t step = 0;
+    if (!name.starts_with("step-") || std::from_chars(name.data() + 5, name.data() + name.size(), step).ec != std::errc()) continue;
+    if (fs::exists(entry.path() / "state.json")) found.push_back({entry.path(), step});
+  }
+  std::sort(found.begin(), found.end(), [](const auto& a, const auto& b) { return a.step > b.step; });
+  return found;
+}
+}  // namespace
+
+void prune_checkpoints(const fs::path& out, int64_t keep) {
+  const auto found = list_checkpoints(out);
+  std::error_code ec;
+  for (size_t i = static_cast<size_t>(std::max<int64_t>(keep, 1)); i < found.size(); ++i) fs::remove_all(found[i].folder, ec);
+  for (const auto& entry : fs::directory_iterator(checkpoints_folder(out), ec))
+    if (entry.path().filename().string().starts_with("writing-")) fs::remove_all(entry.path(), ec);
+}
+
+std::optional<FoundCheckpoint> newest_checkpoint(const fs::path& out) {
+  const auto found = list_checkpoints(out);
+  if (found.empty()) return std::nullopt;
+  return found.front();
+}
+
+Json read_checkpoint_state(const FoundCheckpoint& c) {
+  Json s = read_json(c.folder / "state.json");
+  const std::string version = s.value("format_version", "");
+  DS_REQUIRE(version.starts_with("1."), "{}: checkpoint format '{}' is not one this version reads (1.x)", c.folder.string(), version);
+  return s;
+}
+
+void load_checkpoint(const FoundCheckpoint& c, Drafter& drafter, AdamWOptimizer& optimizer) {
+  Context& ctx = drafter.context();
+  read_tensors(c.folder / "masters.safetensors", ctx, masters(drafter));
+  for (const Parameter& p : drafter.parameters())
+    if (p.cast_on_update()) copy(ctx, {p.value, p.master});
+  drafter.refresh();
+  read_tensors(c.folder / "optimizer.safetensors", ctx, states(optimizer));
+  optimizer.set_steps(read_checkpoint_state(c).at("optimizer_steps").get<int64_t>());
+}
+
+}  // namespace dspark::train

@@ -1,0 +1,140 @@
+#include "train/data.h"
+
+#include <algorithm>
+#include <numeric>
+
+#include "core/rng.h"
+#include "train/anchors.h"
+
+namespace dspark::train {
+
+using formats::SampleSource;
+
+Dataset::Dataset(std::vector<std::unique_ptr<SampleSource>> sources, double val_fraction, uint64_t seed)
+    : sources_(std::move(sources)), seed_(seed) {
+  DS_REQUIRE(!sources_.empty(), "no store to train on");
+  std::vector<DocumentRef> all;
+  for (const auto& source : sources_) {
+    const std::string difference = formats::identity_difference(sources_.front()->identity(), source->identity(), formats::IdentityCompare::data_only);
+    DS_REQUIRE(difference.empty(), "{} and {} cannot be trained on together: {}", sources_.front()->path().string(),
+               source->path().string(), difference);
+    for (int64_t i = 0; i < source->size(); ++i) {
+      const auto& info = source->info(i);
+      if (info.n_mask < 2) {
+        ++unused_;
+        continue;
+      }
+      all.push_back({source.get(), i, info.id, info.n_tokens});
+      longest_ = std::max(longest_, info.n_tokens);
+    }
+  }
+  // The same document in two stores, or written by two runs, is on one side of the split: its id decides. Order by id, so
+  // that nothing depends on the order in which samples were stored.
+  std::stable_sort(all.begin(), all.end(), [](const DocumentRef& a, const DocumentRef& b) { return a.id < b.id; });
+  all.erase(std::unique(all.begin(), all.end(), [](const DocumentRef& a, const DocumentRef& b) { return a.id == b.id; }), all.end());
+  const Rng split(seed, RngStream::split);
+  for (const auto& d : all) (split.uniform(d.id) < val_fraction ? validation_ : training_).push_back(d);
+  for (const auto& d : training_) tokens_ += d.n_tokens;
+  DS_REQUIRE(!training_.empty(), "{}: none of the {} samples has two neighbouring tokens to learn from; was the loss mask made?",
+             sources_.front()->path().string(), unused_ + static_cast<int64_t>(all.size()));
+}
+
+Dataset::Draw Dataset::draw(int64_t position) const {
+  const auto n = static_cast<int64_t>(training_.size());
+  const int64_t epoch = position / n;
+  auto it = std::find_if(orders_.begin(), orders_.end(), [&](const auto& o) { return o.first == epoch; });
+  if (it == orders_.end()) {
+    std::vector<int32_t> order(static_cast<size_t>(n));
+    std::iota(order.begin(), order.end(), 0);
+    const Rng rng(seed_, RngStream::shuffle, static_cast<uint64_t>(epoch));
+    for (int64_t i = n - 1; i > 0; --i)
+      std::swap(order[i], order[static_cast<int64_t>(rng.below(static_cast<uint64_t>(i), static_cast<uint64_t>(i + 1)))]);
+    if (orders_.size() >= 2) orders_.erase(orders_.begin());
+    orders_.emplace_back(epoch, std::move(order));
+    it = orders_.end() - 1;
+  }
+  return {training_[static_cast<size_t>(it->second[static_cast<size_t>(position % n)])], epoch};
+}
+
+std::vector<int64_t> count_labels(const Dataset& data, int64_t vocab) {
+  std::vector<int64_t> counts(static_cast<size_t>(vocab), 0);
+  for (const auto& d : data.training()) {
+    const auto t = d.source->tokens(d.index);
+    for (size_t i = 0; i < t.token_ids.size(); ++i)
+      if (t.loss_mask[i] != 0) {
+        DS_REQUIRE(t.token_ids[i] >= 0 && t.token_ids[i] < vocab, "sample {:016x}: token {} is outside the target's vocabulary of {}",
+                   d.id, t.token_ids[i], vocab);
+        ++counts[static_cast<size_t>(t.token_ids[i])];
+      }
+  }
+  return counts;
+}
+
+std::vector<int32_t> choose_draft_vocab(const std::vector<int64_t>& counts, int64_t n, const std::vector<int32_t>& always) {
+  std::vector<int32_t> ids(counts.size());
+  std::iota(ids.begin(), ids.end(), 0);
+  auto rank = [&](int32_t id) { return std::find(always.begin(), always.end(), id) != always.end() ? INT64_MAX : counts[id]; };
+  std::stable_sort(ids.begin(), ids.end(), [&](int32_t a, int32_t b) { return rank(a) > rank(b); });
+  ids.resize(static_cast<size_t>(std::min<int64_t>(n, static_cast<int64_t>(ids.size()))));
+  std::sort(ids.begin(), ids.end());
+  return ids;
+}
+
+namespace {
+
+void append_document(HostRow& row, const Dataset::Draw& draw, const PackTarget& target, const PackOptions& o) {
+  const DocumentRef& d = draw.document;
+  const auto sample = d.source->tokens(d.index);
+  const auto begin = static_cast<int64_t>(row.tokens.size()), n = static_cast<int64_t>(sample.token_ids.size());
+  const auto& config = *target.config;
+  for (int32_t token : sample.token_ids)
+    DS_REQUIRE(token >= 0 && token < config.vocab, "sample {:016x} of {}: token {} is outside the vocabulary of {}", d.id,
+               d.source->path().string(), token, config.vocab);
+  row.tokens.insert(row.tokens.end(), sample.token_ids.begin(), sample.token_ids.end());
+  row.mask.insert(row.mask.end(), sample.loss_mask.begin(), sample.loss_mask.end());
+  row.documents.push_back({begin, begin + n});
+  for (int32_t p : draw_anchors(anchor_candidates(sample.loss_mask), o.anchors, o.seed, draw.epoch, d.id))
+    row.anchors.push_back(static_cast<int32_t>(begin) + p);
+  const int64_t width = static_cast<int64_t>(target.parts.size()) * config.target_hidden;
+  row.states.resize(static_cast<size_t>((begin + n) * width));
+  bf16* states = row.states.data() + begin * width;
+  d.source->read_states(d.index, states, width, {}, target.parts);
+  if (const auto bad = formats::first_non_finite(states, n, width, width))
+    fail("{}: sample {:016x} holds {} at token {}, column {}; run 'dspark extract --verify' on the store and extract that sample again",
+         d.source->path().string(), d.id, bad->value, bad->row, bad->column);
+}
+
+void finish_row(HostRow& row, const PackTarget& target, const PackOptions& o) {
+  const auto& config = *target.config;
+  model::PlanInput in;
+  in.tokens = row.tokens, in.mask = row.mask, in.documents = row.documents, in.anchors = row.anchors;
+  in.draft_id = target.draft_id;
+  in.block = config.block, in.mask_token = config.mask_token, in.sample_from_anchor = config.sample_from_anchor;
+  in.markov = config.rank > 0, in.gamma = o.gamma, in.chunk_slots = o.chunk_slots;
+  row.batch.plan = model::make_batch_plan(in);
+  const auto t = static_cast<int64_t>(row.tokens.size()), e = config.target_hidden;
+  const int64_t tap_cols = config.n_taps() * e, width = tap_cols + e;
+  row.batch.taps = {row.states.data(), DType::bf16, t, tap_cols, width};
+  row.batch.last = {row.states.data() + tap_cols, DType::bf16, t, e, width};
+}
+
+}  // namespace
+
+StepBatch make_step_batch(const std::vector<Dataset::Draw>& documents, const PackTarget& target, const PackOptions& options) {
+  StepBatch batch;
+  for (const auto& d : documents) {
+    if (batch.rows.empty() ||
+        static_cast<int64_t>(batch.rows.back()->tokens.size()) + d.document.n_tokens > options.row_tokens)
+      batch.rows.push_back(std::make_unique<HostRow>());
+    append_document(*batch.rows.back(), d, target, options);
+  }
+  for (auto& row : batch.rows) {
+    finish_row(*row, target, options);
+    batch.weight_sum += row->batch.plan.weight_sum;
+    batch.tokens += static_cast<int64_t>(row->tokens.size());
+    batch.slots += row->batch.plan.n_slots();
+  }
+  return batch;
+}
+
+}  // namespace dspark::train

@@ -1,0 +1,89 @@
+// Data: which documents a step trains on, and those documents as packed rows on the host.
+//
+// A Dataset is one or more stores, split into training and validation documents by id. The order is a function of the seed
+// alone: step s takes documents [s*N, (s+1)*N) of the endless stream of shuffled epochs, so that resuming needs no state. A
+// StepBatch is a step's documents packed whole into rows of about `row_tokens`; rows are the micro-steps.
+#pragma once
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "formats/sample_source.h"
+#include "model/batch_plan.h"
+#include "model/drafter_config.h"
+#include "train/step.h"
+
+namespace dspark::train {
+
+struct DocumentRef {
+  const formats::SampleSource* source = nullptr;
+  int64_t index = 0;
+  uint64_t id = 0;
+  int64_t n_tokens = 0;
+};
+
+class Dataset {
+ public:
+  // Keeps documents with at least one anchor candidate possible (2 masked tokens); the rest are counted.
+  Dataset(std::vector<std::unique_ptr<formats::SampleSource>> sources, double val_fraction, uint64_t seed);
+
+  const std::vector<DocumentRef>& training() const { return training_; }
+  const std::vector<DocumentRef>& validation() const { return validation_; }
+  const formats::StoreIdentity& identity() const { return sources_.front()->identity(); }
+  int64_t unused() const { return unused_; }  // documents without a possible anchor
+  int64_t longest() const { return longest_; }
+  int64_t training_tokens() const { return tokens_; }
+
+  // Document number `position` of the endless training stream, and the epoch it belongs to.
+  struct Draw {
+    DocumentRef document;
+    int64_t epoch;
+  };
+  Draw draw(int64_t position) const;
+
+ private:
+  std::vector<std::unique_ptr<formats::SampleSource>> sources_;
+  std::vector<DocumentRef> training_, validation_;
+  uint64_t seed_;
+  int64_t unused_ = 0, longest_ = 0, tokens_ = 0;
+  mutable std::vector<std::pair<int64_t, std::vector<int32_t>>> orders_;  // the last few epochs' permutations
+};
+
+// Counts of label tokens over the training documents, [V].
+std::vector<int64_t> count_labels(const Dataset& data, int64_t vocab);
+// The `n` most frequent ids and every id in `always`, ascending; ties by lower id.
+std::vector<int32_t> choose_draft_vocab(const std::vector<int64_t>& counts, int64_t n, const std::vector<int32_t>& always);
+
+struct HostRow {
+  std::vector<int32_t> tokens, anchors;
+  std::vector<uint8_t> mask;
+  std::vector<model::PackedDocument> documents;
+  std::vector<bf16> states;  // [T, (L+1)*E]
+  MicroBatch batch;          // views into the above
+};
+struct StepBatch {
+  std::vector<std::unique_ptr<HostRow>> rows;
+  double weight_sum = 0;
+  int64_t tokens = 0, slots = 0;
+};
+
+struct PackOptions {
+  int64_t row_tokens = 1024;
+  int64_t anchors = 512;     // a document
+  int64_t chunk_slots = 512;
+  double gamma = 4;
+  uint64_t seed = 0;
+};
+
+// What a row looks like to the drafter: block, mask token, kept vocabulary.
+struct PackTarget {
+  const model::DrafterConfig* config = nullptr;
+  std::vector<int32_t> draft_id;  // [V] or empty
+  std::vector<int> parts;         // which of the store's columns are the drafter's taps; the last state is always read
+};
+
+// Reads the documents' states (throws on damage, and on NaN or infinity, naming sample, token and column).
+StepBatch make_step_batch(const std::vector<Dataset::Draw>& documents, const PackTarget& target, const PackOptions& options);
+
+}  // namespace dspark::train

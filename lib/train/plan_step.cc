@@ -1,0 +1,49 @@
+#include "train/plan_step.h"
+
+#include <algorithm>
+
+namespace dspark::train {
+
+using namespace model;
+
+StepPlan plan_step(const DrafterConfig& config, const Objective& objective, bool apply_norm, Precision precision, int64_t context,
+                   int64_t anchors, int64_t chunk_slots) {
+  BackendOptions options;
+  options.device = "plan";
+  options.precision = precision;
+  auto backend = make_plan_backend(options);
+  Context& ctx = backend->context();
+  Drafter drafter(ctx, config, DrafterOptions{});
+  TargetHead target;
+  target.head.value = ctx.allocate(ctx.act_dtype(), config.draft_vocab, config.target_hidden);
+  target.norm = ctx.allocate(ctx.acc_dtype(), 1, config.target_hidden);
+  target.apply_norm = apply_norm;
+  StepPlan plan;
+  plan.weight_bytes = backend->allocated_bytes();
+
+  // The worst row: one document in which every token is a label.
+  std::vector<int32_t> tokens(static_cast<size_t>(context), 0), starts;
+  const std::vector<uint8_t> mask(static_cast<size_t>(context), 1);
+  for (int64_t a = 0; a < std::min(anchors, context - 1); ++a) starts.push_back(static_cast<int32_t>(a));
+  const std::vector<PackedDocument> documents{{0, context}};
+  PlanInput in;
+  in.tokens = tokens, in.mask = mask, in.documents = documents, in.anchors = starts;
+  in.block = config.block, in.mask_token = config.mask_token, in.sample_from_anchor = config.sample_from_anchor;
+  in.markov = config.rank > 0, in.chunk_slots = chunk_slots;
+  MicroBatch batch;
+  batch.plan = make_batch_plan(in);
+  const int64_t e = config.target_hidden, tap_cols = config.n_taps() * e;
+  batch.taps = {nullptr, DType::bf16, context, tap_cols, tap_cols};
+  batch.last = {nullptr, DType::bf16, context, e, e};
+  {
+    TrainStep step(ctx, drafter, target, objective, 0);
+    step.run(batch, true, Write::overwrite);
+    plan.arena_bytes = step.arena_peak();
+  }
+  plan.counts = backend->counts();
+  ctx.free(target.head.value);
+  ctx.free(target.norm);
+  return plan;
+}
+
+}  // namespace dspark::train

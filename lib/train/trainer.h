@@ -1,0 +1,73 @@
+// The training loop: batches from a reader thread one step ahead, forward, backward, update, a line a step, validation,
+// checkpoints; stops on request between steps.
+#pragma once
+
+#include <functional>
+#include <string>
+
+#include "train/checkpoint.h"
+#include "train/data.h"
+#include "train/schedule.h"
+
+namespace dspark::train {
+
+struct StepRecord {
+  int64_t step = 0, total = 0;
+  std::string phase = "train";  // or "validation"
+  StepMetrics metrics;
+  double loss = 0, lr = 0, grad_norm = 0;
+  bool applied = true;          // false: skipped (no supervised slot, or gradients that are not finite)
+  int64_t tokens = 0;
+  double data_ms = 0, compute_ms = 0, optimizer_ms = 0, step_ms = 0;
+};
+
+struct TrainerOptions {
+  fs::path out;
+  int64_t steps = 0, batch_docs = 8;
+  PackOptions pack;
+  Schedule schedule;
+  int64_t save_every = 0;      // 0: only at the end and on a stop
+  int64_t keep = 2;
+  int64_t validate_every = 0;  // 0: only at the end
+  int64_t max_validation_docs = 64;
+  double time_limit_s = 0;     // 0: none
+  std::string config;          // JSON object that goes into state.json
+  std::function<void(const StepRecord&)> on_step;
+  std::function<void(const fs::path& folder)> write_drafter;  // called for each checkpoint and at the end
+};
+
+struct TrainerResult {
+  int64_t steps = 0, skipped = 0;
+  double seconds = 0;
+  StepMetrics validation;
+  bool has_validation = false, stopped = false;
+};
+
+class Trainer {
+ public:
+  Trainer(model::Drafter& drafter, TargetHead& target, const Dataset& data, const PackTarget& pack_target,
+          const Objective& objective, const AdamWOptions& adamw, const TrainerOptions& options);
+
+  // Continues from the newest checkpoint in options.out if `resume`; returns the step it starts at.
+  int64_t prepare(bool resume);
+  TrainerResult run();
+  int64_t arena_bytes() const { return arena_bytes_; }
+
+ private:
+  StepBatch read_step(int64_t step) const;
+  StepMetrics validate();
+  void save(int64_t step);
+  int64_t plan_arena(const StepBatch& largest) const;
+
+  model::Drafter& drafter_;
+  TargetHead& target_;
+  const Dataset& data_;
+  PackTarget pack_target_;
+  Objective objective_;
+  TrainerOptions options_;
+  AdamWOptimizer optimizer_;
+  int64_t first_step_ = 0, arena_bytes_ = 0;
+  std::unique_ptr<TrainStep> step_;
+};
+
+}  // namespace dspark::train
