@@ -1,0 +1,139 @@
+#include "target/target_files.h"
+
+#include <algorithm>
+#include <map>
+#include <mutex>
+
+#include "core/error.h"
+
+namespace dspark::target {
+
+using namespace formats;
+
+namespace {
+
+// "model.layers.3.self_attn.q_proj.weight" -> "blk.3.attn_q.weight".
+std::string gguf_name(const std::string& name) {
+  static const std::map<std::string, std::string> kWhole = {{"model.embed_tokens.weight", "token_embd.weight"},
+                                                            {"model.norm.weight", "output_norm.weight"},
+                                                            {"lm_head.weight", "output.weight"}};
+  static const std::map<std::string, std::string> kLayer = {
+      {"input_layernorm", "attn_norm"},   {"post_attention_layernorm", "ffn_norm"}, {"self_attn.q_proj", "attn_q"},
+      {"self_attn.k_proj", "attn_k"},     {"self_attn.v_proj", "attn_v"},           {"self_attn.o_proj", "attn_output"},
+      {"self_attn.q_norm", "attn_q_norm"}, {"self_attn.k_norm", "attn_k_norm"},     {"mlp.gate_proj", "ffn_gate"},
+      {"mlp.up_proj", "ffn_up"},          {"mlp.down_proj", "ffn_down"}};
+  if (auto it = kWhole.find(name); it != kWhole.end()) return it->second;
+  constexpr std::string_view prefix = "model.layers.";
+  DS_ASSERT(name.starts_with(prefix), "tensor name {}", name);
+  const size_t dot = name.find('.', prefix.size()), suffix = name.rfind('.');
+  const auto it = kLayer.find(name.substr(dot + 1, suffix - dot - 1));
+  DS_ASSERT(it != kLayer.end(), "tensor name {}", name);
+  return fmt::format("blk.{}.{}{}", name.substr(prefix.size(), dot - prefix.size()), it->second, name.substr(suffix));
+}
+
+}  // namespace
+
+struct TargetFiles::Source {
+  std::optional<Gguf> gguf;
+  std::optional<SafetensorsSet> tensors;
+  std::once_flag tokenizer_once, template_once;
+  std::unique_ptr<Tokenizer> tokenizer;
+  std::string template_text;
+  std::unique_ptr<ChatTemplate> chat;
+};
+
+TargetFiles::TargetFiles(const fs::path& path) : path_(path), source_(std::make_unique<Source>()) {
+  DS_REQUIRE(fs::exists(path), "no such target: {}", path.string());
+  if (fs::is_directory(path)) {
+    DS_REQUIRE(fs::exists(path / "config.json"), "{} holds no config.json: a target is a Hugging Face folder or a .gguf file", path.string());
+    config_ = target_config_from_hf(path / "config.json");
+    source_->tensors.emplace(SafetensorsSet::open(path));
+  } else {
+    source_->gguf.emplace(path);
+    config_ = target_config_from_gguf(*source_->gguf);
+  }
+  config_hash_ = formats::config_hash(config_);
+}
+
+TargetFiles::~TargetFiles() = default;
+
+std::string TargetFiles::name() const {
+  const fs::path p = path_.has_filename() ? path_ : path_.parent_path();
+  return p.filename().string();
+}
+
+std::string TargetFiles::quantisation() const {
+  std::map<std::string, int64_t> elements;  // by type; matrices only, vectors are kept in full everywhere
+  if (source_->gguf) {
+    for (const auto& t : source_->gguf->tensors())
+      if (t.shape.size() > 1) elements[ggml_type_info(t.type).name] += t.count();
+  } else {
+    for (const auto& file : source_->tensors->files())
+      for (const auto& t : file.tensors())
+        if (t.shape.size() > 1) elements[std::string(dtype_name(t.dtype))] += t.count();
+  }
+  std::vector<std::pair<int64_t, std::string>> order;
+  for (const auto& [name, n] : elements) order.emplace_back(n, name);
+  std::sort(order.rbegin(), order.rend());
+  std::string text;
+  for (const auto& [n, name] : order) text += (text.empty() ? "" : text.find(' ') == std::string::npos ? " with " : ", ") + name;
+  return text;
+}
+
+const Tokenizer& TargetFiles::tokenizer() const {
+  std::call_once(source_->tokenizer_once, [&] {
+    TokenizerData data;
+    if (source_->gguf) {
+      data = read_tokenizer_gguf(*source_->gguf);
+    } else {
+      DS_REQUIRE(fs::exists(path_ / "tokenizer.json"), "{} holds no tokenizer.json", path_.string());
+      data = read_tokenizer_json(path_ / "tokenizer.json");
+    }
+    source_->template_text = data.chat_template;
+    source_->tokenizer = std::make_unique<Tokenizer>(std::move(data));
+  });
+  DS_REQUIRE(source_->tokenizer, "{}: the tokenizer could not be read", path_.string());
+  return *source_->tokenizer;
+}
+
+bool TargetFiles::has_chat_template() const {
+  tokenizer();
+  return !source_->template_text.empty();
+}
+
+const ChatTemplate& TargetFiles::chat_template() const {
+  DS_REQUIRE(has_chat_template(), "{} carries no chat template: give rows with input_ids and loss_mask", path_.string());
+  std::call_once(source_->template_once,
+                 [&] { source_->chat = std::make_unique<ChatTemplate>(source_->template_text, name()); });
+  return *source_->chat;
+}
+
+ChatOptions TargetFiles::chat_options() const {
+  const Tokenizer& t = tokenizer();
+  ChatOptions options;
+  if (t.bos() >= 0) options.bos_token = t.text(t.bos());
+  if (t.eos() >= 0) options.eos_token = t.text(t.eos());
+  return options;
+}
+
+Render TargetFiles::render() const {
+  const ChatTemplate& chat = chat_template();
+  const ChatOptions base = chat_options();
+  return [&chat, base](const OrderedJson& messages, const OrderedJson* tools, bool add_generation_prompt) {
+    ChatOptions options = base;
+    options.tools = tools;
+    options.add_generation_prompt = add_generation_prompt;
+    return chat.render(messages, options);
+  };
+}
+
+std::vector<float> TargetFiles::tensor(const std::string& name) const {
+  if (source_->gguf) return read_f32(source_->gguf->get(gguf_name(name)));
+  return read_f32(source_->tensors->get(name));
+}
+
+TensorLoader TargetFiles::loader() const {
+  return [this](const std::string& name) { return tensor(name); };
+}
+
+}  // namespace dspark::target
