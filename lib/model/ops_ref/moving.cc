@@ -1,4 +1,6 @@
 // copy, fill, gather_rows, scatter_rows, scatter_add_rows
+#include <vector>
+
 #include "model/ops_ref/convert.h"
 #include "model/ops_ref/scalar.h"
 
@@ -20,10 +22,12 @@ void copy(const Copy& a) {
 
 template <typename S>
 void fill(const Fill& a) {
-  const int32_t integer = a.dst.dtype == DType::i32 ? static_cast<int32_t>(a.value) : 0;
-  const void* value = a.dst.dtype == DType::i32 ? static_cast<const void*>(&integer) : &a.value;
-  const DType dtype = a.dst.dtype == DType::i32 ? DType::i32 : DType::f64;
-  convert(BackendAccess::raw(a.dst.data), a.dst.dtype, a.dst.stride, value, dtype, 0, a.dst.rows, a.dst.cols);
+  const bool integer = a.dst.dtype == DType::i32;
+  std::vector<double> row(static_cast<size_t>(a.dst.cols), a.value);
+  std::vector<int32_t> integers(static_cast<size_t>(a.dst.cols), integer ? static_cast<int32_t>(a.value) : 0);
+  const void* values = integer ? static_cast<const void*>(integers.data()) : row.data();
+  convert(BackendAccess::raw(a.dst.data), a.dst.dtype, a.dst.stride, values, integer ? DType::i32 : DType::f64, 0,
+          a.dst.rows, a.dst.cols);
 }
 
 template <typename S>
