@@ -2,11 +2,13 @@
 #include <nlohmann/json.hpp>
 
 #include <algorithm>
+#include <cstdlib>
 #include <functional>
 
 #include "core/error.h"
 #include "core/files.h"
 #include "core/json.h"
+#include "formats/chat_template.h"
 #include "formats/loss_mask.h"
 #include "formats/rows.h"
 #include "formats/tokenizer.h"
@@ -35,6 +37,15 @@ std::string message_of(const std::function<void()>& action) {
   return "(nothing was thrown)";
 }
 
+fs::path model_path(const char* name) {
+  const char* cache = std::getenv("DSPARK_MODEL_CACHE");
+  const char* home = std::getenv("HOME");
+  const fs::path path = (cache ? fs::path(cache) : fs::path(home ? home : ".") / ".cache/dspark") / name;
+  INFO(path.string() << " is missing: `make model` fetches it, or set DSPARK_MODEL_CACHE to the folder that holds it");
+  REQUIRE(fs::exists(path));
+  return path;
+}
+
 OrderedJson parse(const char* text) { return OrderedJson::parse(text); }
 
 Row conversation(const char* messages) {
@@ -44,6 +55,14 @@ Row conversation(const char* messages) {
   REQUIRE(row);
   row->where = "test:1";
   return *row;
+}
+
+// The fixtures keep long templates as lists of lines.
+std::string template_text(const OrderedJson& text) {
+  if (text.is_string()) return text.get<std::string>();
+  std::string out;
+  for (size_t i = 0; i < text.size(); ++i) out += (i ? "\n" : "") + text[i].get<std::string>();
+  return out;
 }
 
 // The small GPT-2 vocabulary and some control tokens.
@@ -376,4 +395,119 @@ TEST_CASE("content ids depend on ids and mask, and on nothing else", "[rows]") {
   CHECK(content_id(ids, mask) == "3e3def0cac3aa4cc");
   CHECK(content_id(std::vector<int32_t>{1, 2, 259}, mask) != content_id(ids, mask));
   CHECK(content_id(ids, std::vector<uint8_t>{1, 1, 1}) != content_id(ids, mask));
+}
+
+TEST_CASE("loss masks: every row of the golden cases", "[rows][golden][model]") {
+  const Tokenizer t = load_tokenizer(model_path("SmolLM2-135M-Instruct.Q4_1.gguf"));
+  const fs::path folder = kGolden / "loss_masks";
+  const OrderedJson golden = OrderedJson::parse(read_text(folder / "case.json"));
+  // The template is the one in the model's file.
+  CHECK(template_text(golden.at("template")) == t.chat_template());
+  const ChatTemplate chat(t.chat_template(), "SmolLM2");
+  const Render render = chat_renderer(chat, t);
+  auto ids_of = [](const OrderedJson& row) { return row.at("ids").get<std::vector<int32_t>>(); };
+  auto mask_of = [](const OrderedJson& row) { return row.at("mask").get<std::vector<uint8_t>>(); };
+  for (const OrderedJson& c : golden.at("rows")) {
+    INFO(c.at("name"));
+    const OrderedJson& messages = c.at("messages");
+    const auto rendered = render_conversation(messages, nullptr, render, t);
+    REQUIRE(rendered.size() == 1);
+    CHECK(rendered[0].text == c.at("text").get<std::string>());
+    CHECK(rendered[0].turn == -1);
+    uint64_t borders = 0;
+    const TokenRow row = mask_tokens(rendered[0], t, &borders);
+    CHECK(row.ids == ids_of(c));
+    CHECK(row.mask == mask_of(c));
+    CHECK(borders == c.at("span_edges_inside_a_token").get<uint64_t>());
+    if (c.contains("prompt_ids_of_first_answer") && !c.at("prompt_ids_of_first_answer").is_null()) {
+      OrderedJson before = OrderedJson::array();
+      for (const OrderedJson& m : messages) {
+        if (m.at("role") == "assistant") break;
+        before.push_back(m);
+      }
+      CHECK(prompt_ids(before, nullptr, render, t) == c.at("prompt_ids_of_first_answer").get<std::vector<int32_t>>());
+    }
+    // The same through a row, with its counts.
+    RowError error;
+    auto line = parse_row(OrderedJson{{"messages", messages}}.dump(), error);
+    REQUIRE(line);
+    RowReport report;
+    const auto rows = make_token_rows(*line, t, render, {}, report);
+    if (c.at("spans").empty()) {
+      CHECK(rows.empty());
+      CHECK(report.dropped.at("no answer").count == 1);
+    } else {
+      REQUIRE(rows.size() == 1);
+      CHECK(rows[0].ids == ids_of(c));
+      CHECK(rows[0].mask == mask_of(c));
+      CHECK(report.used == 1);
+    }
+  }
+  const OrderedJson templates = OrderedJson::parse(read_text(kGolden / "chat_templates/case.json"));
+  const ChatTemplate qwen3(template_text(templates.at("templates").at("qwen3_style")), "qwen3_style");
+  const Render qwen3_render = chat_renderer(qwen3, t);
+  for (const OrderedJson& c : golden.at("unstable")) {
+    const auto name = c.at("messages").get<std::string>();
+    INFO(name);
+    const OrderedJson& messages = templates.at("conversations").at(name);
+    CHECK(qwen3_render(messages, nullptr, false) == c.at("whole_text").get<std::string>());
+    const auto rendered = render_conversation(messages, nullptr, qwen3_render, t);
+    REQUIRE(rendered.size() == c.at("rows").size());
+    for (size_t i = 0; i < rendered.size(); ++i) {
+      const OrderedJson& expected = c.at("rows")[i];
+      CHECK(rendered[i].turn == expected.at("turn").get<int64_t>());
+      CHECK(rendered[i].text == expected.at("text").get<std::string>());
+      const TokenRow row = mask_tokens(rendered[i], t);
+      CHECK(row.ids == ids_of(expected));
+      CHECK(row.mask == mask_of(expected));
+    }
+  }
+}
+
+TEST_CASE("loss masks: the families' real templates", "[rows]") {
+  // CASES 8 and 9 on the templates themselves: what is in the loss of two plain answers.
+  const OrderedJson templates = OrderedJson::parse(read_text(kGolden / "chat_templates/case.json")).at("templates");
+  const Tokenizer t = tokenizer_with({"<|im_start|>",
+                                      "<|im_end|>",
+                                      "<|begin_of_text|>",
+                                      "<|start_header_id|>",
+                                      "<|end_header_id|>",
+                                      "<|eot_id|>",
+                                      "<s>",
+                                      "</s>",
+                                      "<bos>",
+                                      "<start_of_turn>",
+                                      "<end_of_turn>",
+                                      "<｜end▁of▁sentence｜>",
+                                      "<｜User｜>",
+                                      "<｜Assistant｜>",
+                                      "<|start|>",
+                                      "<|end|>",
+                                      "<|message|>",
+                                      "<|channel|>",
+                                      "<|return|>",
+                                      "<|im_user|>",
+                                      "<|im_assistant|>",
+                                      "<|im_middle|>"});
+  ChatOptions options;
+  options.bos_token = "<s>";
+  options.eos_token = "</s>";
+  for (const auto& [name, expected] : std::vector<std::pair<const char*, Texts>>{
+           {"smollm2", {"One.<|im_end|>|Two.<|im_end|>|"}},
+           {"chatml", {"One.<|im_end|>|Two.<|im_end|>|"}},
+           {"llama3_style", {"One.<|eot_id|>|Two.<|eot_id|>"}},
+           {"mistral_style", {" One.</s>| Two.</s>"}},
+           {"gemma_style", {"One.<end_of_turn>|Two.<end_of_turn>|"}},
+           {"zephyr_style", {"One.</s>|Two.</s>|"}},
+           // Its prompt opens a <think> that stored answers lack.
+           {"deepseek_style", {"One.<｜end▁of▁sentence｜>|Two.<｜end▁of▁sentence｜>"}},
+           // The model writes the channel too; only a last answer ends with <|return|>, so it is a row for each.
+           {"harmony_style",
+            {"<|channel|>final<|message|>One.<|return|>", "<|channel|>final<|message|>Two.<|return|>"}},
+           {"kimi_style", {"<think></think>One.<|im_end|>|<think></think>Two.<|im_end|>"}},
+       }) {
+    INFO(name);
+    const ChatTemplate chat(template_text(templates.at(name)), name);
+    CHECK(losses(kTwoTurns, t, chat_renderer(chat, t, options)) == expected);
+  }
 }

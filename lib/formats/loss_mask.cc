@@ -1,6 +1,7 @@
 #include "formats/loss_mask.h"
 
 #include <algorithm>
+#include <ctime>
 #include <nlohmann/json.hpp>
 
 #include "core/error.h"
@@ -96,6 +97,24 @@ class Turn {
 bool is_answer(const OrderedJson& message) { return message.at("role") == "assistant"; }
 
 }  // namespace
+
+Render chat_renderer(const ChatTemplate& chat, const Tokenizer& tokenizer, ChatOptions options) {
+  if (tokenizer.bos() >= 0) options.bos_token = tokenizer.text(tokenizer.bos());
+  if (tokenizer.eos() >= 0) options.eos_token = tokenizer.text(tokenizer.eos());
+  // A template that prints the date must print the same one in every part of a conversation.
+  if (!options.now) {
+    const std::time_t seconds = std::time(nullptr);
+    std::tm local{};
+    DS_ASSERT(localtime_r(&seconds, &local));
+    options.now = local;
+  }
+  return [&chat, options](const OrderedJson& messages, const OrderedJson* tools, bool add_generation_prompt) {
+    ChatOptions now = options;
+    now.tools = tools;
+    now.add_generation_prompt = add_generation_prompt;
+    return chat.render(messages, now);
+  };
+}
 
 std::vector<RenderedRow> render_conversation(const OrderedJson& messages, const OrderedJson* tools,
                                              const Render& render, const Tokenizer& tokenizer) {

@@ -18,6 +18,7 @@
 #include <vector>
 
 #include "core/json.h"
+#include "formats/chat_template.h"
 #include "formats/rows.h"
 #include "formats/tokenizer.h"
 
@@ -26,6 +27,10 @@ namespace dspark::formats {
 // The chat template: messages (a JSON list) and tools (or null) to text. Throws Error when it refuses them.
 using Render =
     std::function<std::string(const OrderedJson& messages, const OrderedJson* tools, bool add_generation_prompt)>;
+
+// A target's own template with its tokenizer's bos and eos. Both must outlive the result. `options` adds what the
+// command line says (variables, the clock); its generation prompt, tools and tokens are set here.
+Render chat_renderer(const ChatTemplate& chat, const Tokenizer& tokenizer, ChatOptions options = {});
 
 struct RenderedRow {
   std::string text;
