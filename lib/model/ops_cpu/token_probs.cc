@@ -50,11 +50,19 @@ class SortedPrefix {
 };
 
 // probs holds exp((logit - max) / temperature); zeroes what is not kept. Top-k and top-p keep a prefix of the order
-// above; top-p keeps a token while the larger ones together have less than p of what top-k kept.
+// above. As in transformers, top-k keeps every logit that equals the k-th, and top-p drops a token when it and the
+// smaller ones together have at most 1 - p of what top-k kept (at borders not the same as "p or more before it": 1 - p
+// is rounded).
 void cut(const SamplingParams& params, const Order& order, int32_t* ids, float* probs, int64_t vocab) {
-  int64_t kept = params.top_k > 0 ? std::min(params.top_k, vocab) : vocab;
-  if (kept < vocab || params.top_p < 1) std::iota(ids, ids + vocab, 0);
+  int64_t kept = vocab;
+  const bool top_k = params.top_k > 0 && params.top_k < vocab;
+  if (top_k || params.top_p < 1) std::iota(ids, ids + vocab, 0);
   SortedPrefix sorted(order, ids, vocab);
+  if (top_k) {
+    const float last = order.logit(sorted[params.top_k - 1]);
+    kept = 0;
+    for (int32_t id = 0; id < vocab; ++id) kept += order.logit(id) >= last ? 1 : 0;
+  }
   if (params.top_p < 1) {
     double total = 0, larger = 0;
     if (kept == vocab)

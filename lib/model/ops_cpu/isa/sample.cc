@@ -17,10 +17,11 @@ float row_max(In x, int64_t n) {
   return best;
 }
 
-void tempered_exp(float* __restrict out, In x, float max, double inv_temperature, int64_t n) {
-  with(x, [&](auto* __restrict v) {
+void tempered_exp(float* out, In x, float max, double inv_temperature, int64_t n) {
+  with(x, [&](auto* v) {
     const double top = max;
-    for (int64_t i = 0; i < n; ++i) {
+    DS_IVDEP  // out may be x
+        for (int64_t i = 0; i < n; ++i) {
       // The argument may be tens, where fp32 would cost digits of the result: reduce in fp64, finish in fp32.
       double t = (static_cast<double>(load(v[i])) - top) * inv_temperature;
       t = t < -104.0 ? -104.0 : t;
