@@ -10,6 +10,7 @@
 
 #include "model/ops_cpu/attention_kernels.h"
 #include "model/ops_cpu/kernel_types.h"
+#include "model/ops_cpu/loss_kernels.h"
 
 namespace dspark::model::cpu {
 
@@ -64,7 +65,7 @@ struct AdamWStep {
   X(void, tempered_exp, (float* out, In x, float max, double inv_temperature, int64_t n))                             \
   /* value: cast of the new master, or p null */                                                                      \
   X(void, adamw, (float* master, float* m, float* v, const float* grad, Out value, int64_t n, const AdamWStep& s))    \
-  DS_ATTENTION_KERNELS(X)
+  DS_ATTENTION_KERNELS(X) DS_LOSS_KERNELS(X)
 
 struct Kernels {
 #define DS_FIELD(result, name, params) result(*name) params;
