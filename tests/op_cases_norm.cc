@@ -20,6 +20,7 @@ void norm_all(OpRun& run, int64_t n, int64_t d, Kind kind, bool unit_offset, Wri
                           .inv_rms = inv_rms,
                           .eps = 1e-6,
                           .unit_offset = unit_offset});
+  run.stored("inv_rms", Kind::acc, inv_rms);
   const Tensor dy = run.cotangent("y", kind, n, d);
   rmsnorm_backward(run.ctx(), {.d_x = run.written("d_x", Kind::acc, n, d, write),
                                .d_weight = run.written("d_w", Kind::acc, 1, d, write),

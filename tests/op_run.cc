@@ -114,6 +114,14 @@ Tensor OpRun::make_input(const std::string& name, Kind kind, const Array& values
   return make(name, dtype(kind), noise(kind) > 0 ? noisy(name, kind, values) : values, false);
 }
 
+void OpRun::stored(const std::string& name, Kind kind, const Tensor& t) {
+  if (noise(kind) == 0 || t.size() == 0) return;
+  Array a(t.rows, t.cols);
+  ctx_.download_now({a.values.data(), DType::f64, t.rows, t.cols, t.cols}, t);
+  a = noisy(name, kind, a);
+  ctx_.upload_now(t, {a.values.data(), DType::f64, t.rows, t.cols, t.cols});
+}
+
 Tensor OpRun::input(const std::string& name, Kind kind, int64_t rows, int64_t cols, double scale) {
   return make_input(name, kind, draw(name, rows, cols, scale));
 }

@@ -84,6 +84,10 @@ class OpRun {
                           int64_t cols);  // drawn, an input of the backward
   void cotangent_values(const std::string& output, const Array& values) { cotangents_[output] = values; }
 
+  // An intermediate that a backend stores between two operators: rounding it to its dtype is a rounding of an operand, so
+  // noise runs move it too (which matters where terms cancel).
+  void stored(const std::string& name, Kind kind, const model::Tensor& t);
+
   // Row units: cases that can run a slice of their rows draw these for all n units and use only the slice.
   int64_t units(int64_t n) const { return setup_.n_units < 0 ? n : setup_.n_units; }
   int64_t first_unit() const { return setup_.n_units < 0 ? 0 : setup_.first_unit; }

@@ -5,7 +5,7 @@
 namespace dspark::model::cpu {
 
 namespace {
-constexpr int64_t kPiece = 4096;  // summed in fp32 lanes; pieces add up in fp64
+constexpr int64_t kPiece = 1024;  // summed in fp32 lanes; pieces add up in fp64
 constexpr int64_t kParts = 256;   // partial sums, whatever the number of threads
 }  // namespace
 
