@@ -21,7 +21,7 @@ DrafterConfig drafter_config(const Json& d) {
   out.markov = markov == "none" ? Markov::none : markov == "gated" ? Markov::gated : markov == "rnn" ? Markov::rnn : Markov::vanilla;
   out.confidence = c.at("confidence");
   out.confidence_with_markov = c.at("confidence_with_markov");
-  out.sample_from_anchor = c.at("sample_from_anchor");
+  out.sample_from_anchor = c.value("sample_from_anchor", true);
   out.eps = c.at("eps");
   out.mask_token = c.at("mask_token_id");
   out.max_position = 4096;

@@ -465,9 +465,9 @@ TEST_CASE("content ids depend on ids and mask, and on nothing else", "[rows]") {
   const std::vector<int32_t> ids = {1, 2, 258};
   const std::vector<uint8_t> mask = {0, 1, 1};
   // sha256 of 01000000 02000000 02010000 00 01 01
-  CHECK(content_id(ids, mask) == "3e3def0cac3aa4cc");
-  CHECK(content_id(std::vector<int32_t>{1, 2, 259}, mask) != content_id(ids, mask));
-  CHECK(content_id(ids, std::vector<uint8_t>{1, 1, 1}) != content_id(ids, mask));
+  CHECK(row_id(ids, mask) == "3e3def0cac3aa4cc");
+  CHECK(row_id(std::vector<int32_t>{1, 2, 259}, mask) != row_id(ids, mask));
+  CHECK(row_id(ids, std::vector<uint8_t>{1, 1, 1}) != row_id(ids, mask));
 }
 
 TEST_CASE("loss masks: every row of the golden cases", "[rows][golden][model]") {

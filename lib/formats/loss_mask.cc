@@ -148,11 +148,11 @@ TokenRow mask_tokens(const RenderedRow& row, const Tokenizer& tokenizer, uint64_
       if (borders) *borders += (b < begin && begin < e) + (b < end && end < e);
     }
   }
-  out.id = content_id(out.ids, out.mask);
+  out.id = row_id(out.ids, out.mask);
   return out;
 }
 
-std::string content_id(std::span<const int32_t> ids, std::span<const uint8_t> mask) {
+std::string row_id(std::span<const int32_t> ids, std::span<const uint8_t> mask) {
   std::string bytes;
   bytes.reserve(ids.size() * 5);
   for (int32_t id : ids)
@@ -175,7 +175,7 @@ std::vector<TokenRow> make_token_rows(const Row& row, const Tokenizer& tokenizer
       if (row.ids[i] >= tokenizer.size())
         return drop("token id outside the vocabulary",
                     fmt::format("input_ids[{}] is {}, the vocabulary has {}", i, row.ids[i], tokenizer.size()));
-    rows.push_back({row.ids, row.mask, content_id(row.ids, row.mask), "", -1});
+    rows.push_back({row.ids, row.mask, row_id(row.ids, row.mask), "", -1});
   } else {
     bool answers = false;
     for (const OrderedJson& message : *row.messages) {
@@ -202,7 +202,7 @@ std::vector<TokenRow> make_token_rows(const Row& row, const Tokenizer& tokenizer
                  fmt::format("{} tokens, the limit is {}", r.ids.size(), options.max_length));
     r.ids.resize(static_cast<size_t>(options.max_length));
     r.mask.resize(static_cast<size_t>(options.max_length));
-    r.id = content_id(r.ids, r.mask);
+    r.id = row_id(r.ids, r.mask);
   }
   std::erase_if(rows, [&](const TokenRow& r) { return in_loss(r) == 0; });
   if (rows.empty()) return drop("no answer before the length limit", "");

@@ -43,7 +43,7 @@ std::vector<RenderedRow> render_conversation(const OrderedJson& messages, const 
 struct TokenRow {
   std::vector<int32_t> ids;
   std::vector<uint8_t> mask;  // 1: in the loss
-  std::string id;             // content_id of the two: for resuming and against duplicates
+  std::string id;             // row_id of the two: for resuming and against duplicates
   std::string where;          // the line it comes from
   int64_t turn = -1;          // as in RenderedRow
 };
@@ -51,7 +51,7 @@ struct TokenRow {
 TokenRow mask_tokens(const RenderedRow& row, const Tokenizer& tokenizer, uint64_t* borders = nullptr);
 
 // The first 16 hex digits of the SHA-256 over the ids (32-bit little-endian) and the mask (bytes).
-std::string content_id(std::span<const int32_t> ids, std::span<const uint8_t> mask);
+std::string row_id(std::span<const int32_t> ids, std::span<const uint8_t> mask);
 
 struct MaskOptions {
   int64_t max_length = 0;  // tokens; longer rows are cut. 0: no limit

@@ -1,0 +1,155 @@
+#include "job/answers.h"
+
+#include <algorithm>
+#include <cctype>
+#include <nlohmann/json.hpp>
+#include <unordered_map>
+#include <unordered_set>
+
+#include "core/error.h"
+#include "core/log.h"
+#include "core/stop.h"
+#include "job/journal.h"
+#include "target/generate.h"
+
+namespace dspark::job {
+
+using formats::FinishReason;
+
+std::string normalised_question(const std::string& text) {
+  std::string out;
+  for (unsigned char c : text) {
+    if (c >= 0x80 || std::isalnum(c)) out += static_cast<char>(std::tolower(c));
+    else if (!out.empty() && out.back() != ' ') out += ' ';
+  }
+  while (!out.empty() && out.back() == ' ') out.pop_back();
+  return out;
+}
+
+namespace {
+
+std::string trimmed(const std::string& s) {
+  const auto begin = s.find_first_not_of(" \t\r\n"), end = s.find_last_not_of(" \t\r\n");
+  return begin == std::string::npos ? "" : s.substr(begin, end - begin + 1);
+}
+
+target::GenerateOptions generate_options(const target::TargetFiles& files, const ExtractOptions& options) {
+  target::GenerateOptions g;
+  g.sampling.temperature = options.temperature;
+  g.sampling.top_p = options.top_p;
+  g.max_length = options.max_length;
+  g.batch = options.batch;
+  g.end_tokens = files.tokenizer().end_tokens();
+  return g;
+}
+
+}  // namespace
+
+std::vector<Question> write_questions(target::TargetModel& model, const target::TargetFiles& files, const ExtractOptions& options, int64_t n) {
+  std::vector<Question> questions;
+  std::unordered_set<std::string> seen;
+  uint64_t next_id = 0;
+  Journal journal(options.out / "questions.jsonl", [&](const Json& line) {
+    // Every attempt is journaled, so that attempts are never repeated; those without text were no questions.
+    next_id = std::max(next_id, line.at("id").get<uint64_t>() + 1);
+    const std::string text = line.value("text", "");
+    if (!text.empty() && seen.insert(normalised_question(text)).second) questions.push_back({line.at("id").get<uint64_t>(), text});
+  });
+  if (static_cast<int64_t>(questions.size()) < n) {
+    const auto& tokenizer = files.tokenizer();
+    const auto prefix = tokenizer.encode(files.chat_template().user_prefix(files.chat_options()));
+    target::GenerateOptions g = generate_options(files, options);
+    g.seed = options.common.seed * 2 + 1;  // another stream than the answers'
+    g.max_new_tokens = std::min<int64_t>(128, options.max_new_tokens);
+    target::Generator generator(model, g);
+    Progress progress("questions", static_cast<uint64_t>(n), "questions");
+    const uint64_t last_allowed = next_id + static_cast<uint64_t>(20 * n + 1000);
+    generator.run(
+        [&](target::Prompt& prompt) {
+          // Attempts in flight when enough are found are finished and kept: no attempt is lost or repeated.
+          if (static_cast<int64_t>(questions.size()) >= n || stop_requested() || next_id >= last_allowed) return false;
+          prompt = {next_id++, prefix};
+          return true;
+        },
+        [&](target::Generated&& s) {
+          std::string text;
+          if (s.ended) {
+            s.ids.pop_back();
+            text = trimmed(tokenizer.decode(s.ids, true));
+          }
+          const std::string key = normalised_question(text);
+          const bool good = std::count(key.begin(), key.end(), ' ') >= 2 && seen.insert(key).second;
+          OrderedJson line{{"id", s.id}};
+          if (good) {
+            line["text"] = text;
+            questions.push_back({s.id, text});
+          }
+          journal.append(line);
+          progress.update(questions.size());
+          return !stop_requested();
+        });
+    progress.finish();
+    if (stop_requested()) stopped("the questions written so far are kept; start the same command again to go on");
+    DS_REQUIRE(static_cast<int64_t>(questions.size()) >= n, "the target wrote only {} distinct questions in {} attempts; raise --temperature or ask for fewer",
+               questions.size(), next_id);
+  }
+  std::sort(questions.begin(), questions.end(), [](const Question& a, const Question& b) { return a.id < b.id; });
+  questions.resize(static_cast<size_t>(n));
+  return questions;
+}
+
+std::vector<AnsweredRow> write_answers(target::TargetModel& model, const target::TargetFiles& files, const ExtractOptions& options,
+                                       const std::vector<Question>& questions) {
+  std::unordered_map<uint64_t, std::pair<std::vector<int32_t>, bool>> answers;
+  Journal journal(options.out / "answers.jsonl", [&](const Json& line) {
+    answers[line.at("id").get<uint64_t>()] = {line.at("ids").get<std::vector<int32_t>>(), line.at("finish") == "stop"};
+  });
+  auto prompt_of = [&](const Question& q) {
+    const OrderedJson messages = OrderedJson::array({OrderedJson{{"role", "user"}, {"content", q.text}}});
+    return formats::prompt_ids(messages, nullptr, files.render(), files.tokenizer());
+  };
+  std::vector<const Question*> open;
+  for (const Question& q : questions)
+    if (!answers.contains(q.id)) open.push_back(&q);
+  if (!open.empty()) {
+    target::GenerateOptions g = generate_options(files, options);
+    g.seed = options.common.seed * 2;
+    g.max_new_tokens = options.max_new_tokens;
+    target::Generator generator(model, g);
+    Progress progress("answers", open.size(), "answers");
+    size_t next = 0, done = 0;
+    uint64_t tokens = 0;
+    generator.run(
+        [&](target::Prompt& prompt) {
+          if (next >= open.size() || stop_requested()) return false;
+          prompt = {open[next]->id, prompt_of(*open[next])};
+          ++next;
+          return true;
+        },
+        [&](target::Generated&& s) {
+          journal.append(OrderedJson{{"id", s.id}, {"finish", s.ended ? "stop" : "length"}, {"ids", s.ids}});
+          tokens += s.ids.size();
+          answers[s.id] = {std::move(s.ids), s.ended};
+          progress.update(++done, fmt::format("{} tokens", tokens));
+          return !stop_requested();
+        });
+    progress.finish();
+    if (stop_requested()) stopped("the answers written so far are kept; start the same command again to go on");
+  }
+  std::vector<AnsweredRow> rows;
+  for (const Question& q : questions) {
+    const auto& [ids, ended] = answers.at(q.id);
+    if (!ended && options.on_length == "drop") continue;
+    AnsweredRow row;
+    row.row.ids = prompt_of(q);
+    row.row.mask.assign(row.row.ids.size(), 0);
+    row.row.ids.insert(row.row.ids.end(), ids.begin(), ids.end());
+    row.row.mask.resize(row.row.ids.size(), 1);
+    row.row.id = formats::row_id(row.row.ids, row.row.mask);
+    row.finish = ended ? FinishReason::stop : FinishReason::length;
+    rows.push_back(std::move(row));
+  }
+  return rows;
+}
+
+}  // namespace dspark::job

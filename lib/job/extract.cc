@@ -1,0 +1,215 @@
+#include "job/extract.h"
+
+#include <unistd.h>
+
+#include <algorithm>
+#include <nlohmann/json.hpp>
+
+#include "core/error.h"
+#include "core/hash.h"
+#include "core/log.h"
+#include "core/stop.h"
+#include "formats/rows.h"
+#include "formats/store.h"
+#include "job/answers.h"
+#include "target/prefill.h"
+
+namespace dspark::job {
+
+using namespace formats;
+
+namespace {
+
+uint64_t sample_id(const std::string& hex) { return std::stoull(hex, nullptr, 16); }
+
+StoreIdentity make_identity(const target::TargetFiles& files, const std::vector<model::TapLayer>& taps, const ExtractOptions& o) {
+  StoreIdentity id;
+  id.target = files.name();
+  id.config_hash = files.config_hash();
+  id.tokenizer_hash = files.tokenizer().identity();
+  id.target_quantisation = files.quantisation();
+  for (const auto& t : taps) id.taps.push_back(t.n);
+  id.last_state = LastState::pre_norm;
+  id.hidden_size = files.config().hidden;
+  id.vocab_size = files.config().vocab;
+  id.codec = codec_from_name(o.codec);
+  id.extra["precision"] = o.common.precision;
+  return id;
+}
+
+// Rows of files: conversations become token rows, prompts become questions to answer.
+struct GatheredRows {
+  std::vector<AnsweredRow> rows;
+  std::vector<Question> questions;
+};
+
+GatheredRows gather_rows_of(const ExtractOptions& o, const target::TargetFiles& files, RowReport& report) {
+  GatheredRows out;
+  if (o.data.empty()) return out;
+  RowReader reader(o.data, {.strict = o.strict}, report);
+  MaskOptions mask{.max_length = o.max_length, .strict = o.strict};
+  const Render render = files.has_chat_template() ? files.render() : Render([&](const OrderedJson&, const OrderedJson*, bool) -> std::string {
+    fail("{} carries no chat template: give rows with input_ids and loss_mask", files.path().string());
+  });
+  while (auto row = reader.next()) {
+    if (o.limit > 0 && static_cast<int64_t>(out.rows.size() + out.questions.size()) >= o.limit) break;
+    if (row->kind == Row::Kind::prompts || (o.regenerate && row->kind == Row::Kind::conversation)) {
+      std::string text;
+      if (row->kind == Row::Kind::prompts) text = row->prompts.front();
+      else
+        for (const auto& m : *row->messages)
+          if (text.empty() && m.value("role", "") == "user" && m.contains("content") && m.at("content").is_string()) text = m.at("content");
+      DS_REQUIRE(o.regenerate, "{}: a row of prompts has no answers; add --regenerate to let the target answer", row->where);
+      if (text.empty()) {
+        count_reason(report.dropped["no user turn"], o.strict, row->where, "no user turn", "nothing to answer");
+        continue;
+      }
+      out.questions.push_back({sample_id(sha256_hex(text).substr(0, 16)), text});
+      ++report.used;
+      continue;
+    }
+    for (TokenRow& t : make_token_rows(*row, files.tokenizer(), render, mask, report)) out.rows.push_back({std::move(t), FinishReason::given});
+  }
+  return out;
+}
+
+void write_hold_out(const fs::path& path, const std::vector<Question>& questions) {
+  std::string text;
+  for (const Question& q : questions) text += OrderedJson{{"turns", OrderedJson::array({q.text})}}.dump() + "\n";
+  write_text_atomic(path, text);
+}
+
+struct StateCounts {
+  int64_t stored = 0, present = 0, duplicate = 0, empty = 0;
+};
+
+StateCounts write_states(target::TargetModel& model, const std::vector<AnsweredRow>& rows, const std::vector<int>& taps,
+                         StoreWriter& writer, int64_t max_length) {
+  StateCounts counts;
+  target::Prefill prefill(model, taps, max_length);
+  const auto done_before = writer.done();
+  uint64_t tokens = 0, total_tokens = 0;
+  for (const auto& r : rows) total_tokens += r.row.ids.size();
+  Progress progress("states", total_tokens, "tokens");
+  double last_checkpoint = now_s();
+  for (const AnsweredRow& r : rows) {
+    if (stop_requested()) {
+      writer.checkpoint();
+      stopped("finished samples are kept; start the same command again to go on");
+    }
+    const uint64_t id = sample_id(r.row.id);
+    tokens += r.row.ids.size();
+    if (std::find(r.row.mask.begin(), r.row.mask.end(), 1) == r.row.mask.end()) {
+      ++counts.empty;
+      continue;
+    }
+    if (writer.done().contains(id)) {
+      ++(done_before.contains(id) ? counts.present : counts.duplicate);
+      continue;
+    }
+    const std::vector<bf16> states = prefill.run(r.row.ids);
+    const auto width = static_cast<int64_t>(states.size() / r.row.ids.size());
+    if (const auto bad = first_non_finite(states.data(), static_cast<int64_t>(r.row.ids.size()), width, width))
+      fail("{}: the target's state of token {} is {} (column {}); the weights or the file are damaged", r.row.where, bad->row, bad->value, bad->column);
+    writer.append(encode_record(writer.format(), {.id = id, .token_ids = r.row.ids, .loss_mask = r.row.mask, .finish = r.finish, .states = states.data(), .row_stride = width}));
+    ++counts.stored;
+    progress.update(tokens);
+    if (now_s() - last_checkpoint > 20) {
+      writer.checkpoint();
+      last_checkpoint = now_s();
+    }
+  }
+  progress.finish();
+  return counts;
+}
+
+}  // namespace
+
+void run_extract(const ExtractOptions& o) {
+  if (o.target.empty()) fail_usage("extract needs --target");
+  if (o.data.empty() && o.synthesize <= 0) fail_usage("extract needs --data FILE.jsonl or --synthesize N");
+  if (o.out.empty()) fail_usage("extract needs --out STORE");
+  if (o.max_length < 8) fail_usage("--max-length {}: at least 8 tokens", o.max_length);
+  if (o.on_length != "keep" && o.on_length != "drop") fail_usage("--on-length {}: keep or drop", o.on_length);
+  if (o.hold_out > 0 && o.hold_out_file.empty()) fail_usage("--hold-out needs --hold-out-file");
+  const double start = now_s();
+  const target::TargetFiles files(o.target);
+  const auto& config = files.config();
+  const auto taps = parse_taps(o.taps, config.layers);
+  const StoreIdentity identity = make_identity(files, taps, o);
+  JsonLines json(o.common.json);
+  RowReport report;
+  GatheredRows gathered = gather_rows_of(o, files, report);
+  auto backend = make_job_backend(o.common);
+  log_info("target {}: {} layers, width {}, {}; {}", files.name(), config.layers, config.hidden, files.quantisation(), backend->describe());
+  if (o.common.dry_run) {
+    log_info("dry run: {} token rows, {} prompts; nothing is written", gathered.rows.size(), gathered.questions.size());
+    return;
+  }
+  StoreWriter writer(o.out, identity);
+  if (writer.resumed()) log_info("{}: resuming, {} samples are there", o.out.string(), writer.totals().samples);
+  for (const auto& p : writer.problems()) log_warn("{}: {}", o.out.string(), p.text());
+
+  const bool generate = o.synthesize > 0 || !gathered.questions.empty();
+  target::TargetModel model(backend->context(), config, files.loader());
+  if (o.synthesize > 0) {
+    auto questions = write_questions(model, files, o, o.synthesize + o.hold_out);
+    const std::vector<Question> held(questions.begin() + o.synthesize, questions.end());
+    if (o.hold_out > 0) write_hold_out(o.hold_out_file, held);
+    questions.resize(static_cast<size_t>(o.synthesize));
+    gathered.questions.insert(gathered.questions.end(), questions.begin(), questions.end());
+  }
+  const double generated_at = now_s();
+  if (generate) {
+    auto answered = write_answers(model, files, o, gathered.questions);
+    gathered.rows.insert(gathered.rows.end(), std::make_move_iterator(answered.begin()), std::make_move_iterator(answered.end()));
+  }
+  const double answered_at = now_s();
+  std::vector<int> tap_numbers;
+  for (const auto& t : taps) tap_numbers.push_back(t.n);
+  const StateCounts counts = write_states(model, gathered.rows, tap_numbers, writer, o.max_length);
+  writer.finish();
+
+  const auto& totals = writer.totals();
+  const double raw = static_cast<double>(totals.tokens) * static_cast<double>(identity.row_width()) * 2;
+  if (report.lines > 0) fmt::print(stderr, "{}", report.table());
+  log_info("{}: {} samples, {} tokens, {} in the loss; {} new, {} there already, {} duplicates, {} without a label", o.out.string(), totals.samples,
+           totals.tokens, totals.mask_tokens, counts.stored, counts.present, counts.duplicate, counts.empty);
+  log_info("{} on disk, codec {}, ratio {:.2f}; {} (generating {}, states {})", format_bytes(static_cast<double>(totals.record_bytes)), o.codec,
+           totals.record_bytes > 0 ? raw / static_cast<double>(totals.record_bytes) : 0.0, format_seconds(now_s() - start),
+           format_seconds(answered_at - start), format_seconds(now_s() - answered_at));
+  json.write(OrderedJson{{"store", o.out.string()}, {"samples", totals.samples}, {"tokens", totals.tokens}, {"loss_tokens", totals.mask_tokens},
+                         {"new", counts.stored}, {"present", counts.present}, {"duplicates", counts.duplicate},
+                         {"bytes", totals.record_bytes}, {"ratio", totals.record_bytes > 0 ? raw / static_cast<double>(totals.record_bytes) : 0.0},
+                         {"lines", report.lines}, {"used", report.used}, {"dropped", report.dropped_lines()}, {"cut", report.cut.count},
+                         {"seconds", now_s() - start}, {"question_seconds", generated_at - start}, {"answer_seconds", answered_at - generated_at},
+                         {"peak_rss_bytes", peak_rss_bytes()}});
+}
+
+void preview_rows(const fs::path& target, const std::vector<fs::path>& data, int64_t n, int64_t max_length) {
+  const target::TargetFiles files(target);
+  RowReport report;
+  RowReader reader(data, {}, report);
+  const bool colour = ::isatty(1) == 1;
+  int64_t shown = 0;
+  while (shown < n) {
+    const auto row = reader.next();
+    if (!row) break;
+    for (const TokenRow& t : make_token_rows(*row, files.tokenizer(), files.render(), {.max_length = max_length}, report)) {
+      fmt::print("{}{} ({} tokens, {} in the loss)\n", shown > 0 ? "\n" : "", t.where, t.ids.size(), std::count(t.mask.begin(), t.mask.end(), 1));
+      for (size_t begin = 0; begin < t.ids.size();) {
+        size_t end = begin;
+        while (end < t.ids.size() && t.mask[end] == t.mask[begin]) ++end;
+        const std::string text = files.tokenizer().decode(std::span(t.ids).subspan(begin, end - begin));
+        if (t.mask[begin] == 0) fmt::print("{}", text);
+        else fmt::print("{}{}{}", colour ? "\033[32m" : "[[", text, colour ? "\033[0m" : "]]");
+        begin = end;
+      }
+      fmt::print("\n");
+      if (++shown >= n) break;
+    }
+  }
+  fmt::print(stderr, "{}", report.table());
+}
+
+}  // namespace dspark::job

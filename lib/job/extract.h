@@ -1,0 +1,38 @@
+// extract: conversations, prompts or nothing at all -> token rows, answers, hidden states in a store.
+//
+// Three stages, each of which can be killed and started again:
+//   questions   --synthesize: the target writes user turns itself (Magpie)          OUT/questions.jsonl
+//   answers     --synthesize, --regenerate: the target answers                      OUT/answers.jsonl
+//   states      every token row through the target                                  the store's shards
+// The two journals are append-only and keyed by row id; the store knows which samples it holds.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "job/common.h"
+
+namespace dspark::job {
+
+struct ExtractOptions {
+  CommonOptions common;
+  fs::path target, out;
+  std::vector<fs::path> data;
+  int64_t synthesize = 0;
+  bool regenerate = false;
+  std::string taps = "auto";
+  int64_t max_length = 2048, max_new_tokens = 512, limit = 0;
+  double temperature = 1.0, top_p = 1.0;
+  std::string codec = "zstd", on_length = "keep";
+  bool strict = false;
+  int64_t hold_out = 0;          // --synthesize: this many more questions go to hold_out_file, never into the store
+  fs::path hold_out_file;
+  int64_t batch = 32;
+};
+
+void run_extract(const ExtractOptions& options);
+
+// The first rows as text, the loss mask in colour (or in [brackets] without a terminal).
+void preview_rows(const fs::path& target, const std::vector<fs::path>& data, int64_t rows, int64_t max_length);
+
+}  // namespace dspark::job
