@@ -157,6 +157,7 @@ TEST_CASE("every ISA level computes the same up to rounding", "[ops_cpu]") {
   // fp32 throughout. Levels differ by fused or separate multiply-adds, so by a rounding a term: 5e-6 is 42 ulp, for
   // sums of up to 520 terms whose errors grow like sqrt(n); values below 4 are sums of terms of that size that
   // cancelled.
+  Cpu first(Precision::fp32, 2, "base");
   const std::vector<double> want = run_everything(first, false);
   for (const cpu::Kernel* kernel : cpu::available_kernels()) {
     Cpu c(Precision::fp32, 2, std::string(kernel->name()));
