@@ -16,6 +16,7 @@
 #include "formats/tokenizer.h"
 #include "formats/utf8.h"
 #include "golden.h"
+#include "scratch.h"
 
 using namespace dspark;
 using namespace dspark::formats;
@@ -184,6 +185,34 @@ TEST_CASE("tokenizer.json: SentencePiece-like models are refused by name", "[tok
   TokenizerData data = tiny();
   data.model = "llama";
   CHECK_THAT(message_of([&] { Tokenizer t(data); }), Catch::Contains("'llama' is not supported yet"));
+}
+
+TEST_CASE("tokenizer.json: broken files are refused by name", "[tokenizer]") {
+  const Scratch scratch;
+  auto refused = [&](const std::string& text) {
+    const fs::path path = scratch.put("tokenizer.json", text);
+    return message_of([&] { Tokenizer t(read_tokenizer_json(path)); });
+  };
+  const std::string good = R"("model": {"vocab": {"a": 0, "b": 1, "ab": 2}, "merges": ["a b"]})";
+  const std::string byte_level = R"("pre_tokenizer": {"type": "ByteLevel"})";
+  CHECK(refused("{" + good + ", " + byte_level + "}") == "(nothing was thrown)");
+  CHECK_THAT(refused("{"), Catch::Contains("tokenizer.json"));
+  CHECK_THAT(refused("{}"), Catch::Contains("no key 'model'"));
+  CHECK_THAT(refused("{" + good + "}"), Catch::Contains("no pre_tokenizer"));
+  CHECK_THAT(refused("{" + good + R"(, "pre_tokenizer": {"type": "Metaspace"}})"),
+             Catch::Contains("'Metaspace' is not supported"));
+  CHECK_THAT(refused("{" + good + ", " + byte_level + R"(, "normalizer": {"type": "Lowercase"}})"),
+             Catch::Contains("'Lowercase'"));
+  CHECK_THAT(refused("{" + good + ", " + byte_level + R"(, "added_tokens": [{"id": -1, "content": "x"}]})"),
+             Catch::Contains("id -1"));
+  CHECK_THAT(refused("{" + good + ", " + byte_level + R"(, "added_tokens": [{"id": 4194304, "content": "x"}]})"),
+             Catch::Contains("id 4194304"));
+  CHECK_THAT(refused(R"({"model": {"type": "Unigram"}})"), Catch::Contains("'Unigram' is not supported"));
+  CHECK_THAT(refused(R"({"model": {"vocab": {"a": "b"}, "merges": []}, )" + byte_level + "}"),
+             Catch::Contains("not a tokenizer.json"));
+  std::string deep = R"({"type": "ByteLevel"})";
+  for (int i = 0; i < 20; ++i) deep = R"({"type": "Sequence", "pretokenizers": [)" + deep + "]}";
+  CHECK_THAT(refused("{" + good + R"(, "pre_tokenizer": )" + deep + "}"), Catch::Contains("nest more than"));
 }
 
 TEST_CASE("tokenizer: what a file can get wrong is named", "[tokenizer]") {

@@ -2,8 +2,9 @@
 //
 // A mask is 1 for every token that lies wholly inside an answer, and an answer is an assistant turn from where the
 // template's generation prompt ends to the end of its end-of-turn token: not the header, not the newline after it, no
-// other role whatever its text looks like. It is found by rendering, never by searching for markers: the conversation
-// up to the turn with a generation prompt gives the beginning, the conversation with the turn gives the end.
+// other role whatever its text looks like. Thinking and tool calls that the template writes into the turn are part of
+// the answer. It is found by rendering, never by searching for markers: the conversation up to the turn with a
+// generation prompt gives the beginning, the conversation with the turn gives the end.
 //
 // When a template changes earlier turns (it drops thinking, say), rendering a part does not give a part of the whole.
 // Such conversations become one row per answer, rendered up to that answer, only that answer in the loss.

@@ -11,7 +11,8 @@ namespace dspark::formats {
 
 namespace {
 
-constexpr int64_t kMaxTokens = int64_t{1} << 24;
+constexpr int64_t kMaxTokens = int64_t{1} << 22;
+constexpr int kMaxNesting = 8;  // of Sequence steps; published files have one level
 
 // A value of the expected kind, or an Error that names the file and the key.
 template <typename T>
@@ -45,25 +46,32 @@ void put_token(TokenizerData& data, int64_t id, const std::string& text, TokenTy
   data.types[i] = type;
 }
 
+void check_depth(int depth, const fs::path& path) {
+  DS_REQUIRE(depth <= kMaxNesting, "{}: Sequence steps nest more than {} deep", path.string(), kMaxNesting);
+}
+
 // The normalizer: none or NFC.
-bool read_normalizer(const Json& part, const fs::path& path) {
+bool read_normalizer(const Json& part, const fs::path& path, int depth = 0) {
+  check_depth(depth, path);
   if (part.is_null()) return false;
   const auto type = get<std::string>(part, "type", path);
   if (type == "NFC") return true;
   if (type == "Sequence") {
     bool nfc = false;
-    for (const Json& inner : part.at("normalizers")) nfc |= read_normalizer(inner, path);
+    for (const Json& inner : part.at("normalizers")) nfc |= read_normalizer(inner, path, depth + 1);
     return nfc;
   }
   fail("{}: normalizer '{}' is not supported (NFC or none is)", path.string(), type);
 }
 
-void read_pre_tokenizer(const Json& part, std::vector<std::string>& patterns, bool& byte_level, const fs::path& path) {
+void read_pre_tokenizer(const Json& part, std::vector<std::string>& patterns, bool& byte_level, const fs::path& path,
+                        int depth = 0) {
+  check_depth(depth, path);
   DS_REQUIRE(!part.is_null(), "{}: no pre_tokenizer: not byte-level BPE (SentencePiece models are not supported yet)",
              path.string());
   const auto type = get<std::string>(part, "type", path);
   if (type == "Sequence") {
-    for (const Json& inner : part.at("pretokenizers")) read_pre_tokenizer(inner, patterns, byte_level, path);
+    for (const Json& inner : part.at("pretokenizers")) read_pre_tokenizer(inner, patterns, byte_level, path, depth + 1);
   } else if (type == "ByteLevel") {
     DS_REQUIRE(!get_or(part, "add_prefix_space", false, path), "{}: ByteLevel with add_prefix_space is not supported",
                path.string());
@@ -85,12 +93,13 @@ void read_pre_tokenizer(const Json& part, std::vector<std::string>& patterns, bo
 }
 
 // Which tokens the post-processor puts around a text: at most one bos and one eos.
-void read_post_processor(const Json& part, TokenizerData& data, const fs::path& path) {
+void read_post_processor(const Json& part, TokenizerData& data, const fs::path& path, int depth = 0) {
+  check_depth(depth, path);
   if (part.is_null()) return;
   const auto type = get<std::string>(part, "type", path);
   if (type == "ByteLevel") return;  // offsets only
   if (type == "Sequence") {
-    for (const Json& inner : part.at("processors")) read_post_processor(inner, data, path);
+    for (const Json& inner : part.at("processors")) read_post_processor(inner, data, path, depth + 1);
     return;
   }
   DS_REQUIRE(type == "TemplateProcessing", "{}: post-processor '{}' is not supported", path.string(), type);
