@@ -2,6 +2,7 @@
 
 #include "core/error.h"
 #include "core/rng.h"
+#include "job/bench_gemm.h"
 #include "model/ops_cpu/gemm.h"
 
 #include <cmath>
@@ -283,4 +284,23 @@ TEST_CASE("NaN and infinities pass through products", "[gemm]") {
       }
     }
   }
+}
+
+TEST_CASE("bench_gemm measures every shape it is given against a limit", "[gemm][bench]") {
+  job::BenchGemmOptions options;
+  options.threads = 1;
+  options.seconds_per_shape = 0;
+  options.min_repeats = 3;
+  options.shapes = {{"packed", 64, 64, 64, DType::bf16, DType::f32}, {"tn", 65, 33, 64, DType::f32, DType::f32}};
+  const auto results = job::bench_gemm(options);
+  REQUIRE(results.size() == 2);
+  CHECK(results[1].what == "gemm tn f32 65x33x64");
+  for (const auto& r : results) {
+    CHECK(r.samples.size() == 3);
+    CHECK(r.value > 0);
+    CHECK(r.share_of_limit == Approx(r.value / r.limit));
+    CHECK(r.kernel == select_kernel("auto").name());
+  }
+  options.shapes = {{"tt", 64, 64, 64, DType::bf16, DType::f32}};
+  CHECK_THROWS_WITH(job::bench_gemm(options), Catch::Contains("form 'tt'"));
 }

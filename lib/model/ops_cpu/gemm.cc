@@ -9,6 +9,7 @@
 #include "model/ops_cpu/gemm.h"
 
 #include <algorithm>
+#include <cmath>
 #include <cstring>
 
 #include "core/error.h"
@@ -17,12 +18,12 @@
 namespace dspark::model::cpu {
 namespace {
 
-constexpr int64_t kColumnBlock = 512;  // columns of B packed at a time; a multiple of every nr
-constexpr int64_t kRowBlock = 192;     // rows of A packed at a time, at most
-constexpr int64_t kPartialRows = 384;  // rows of partial sums kept for a bf16 C
-constexpr int64_t kKBytes = 2048;      // bytes of a packed row's K block
-constexpr int64_t kScratchA = kRowBlock * kKBytes, kScratchB = kColumnBlock * kKBytes;
-constexpr int64_t kScratchC = kPartialRows * kColumnBlock * 4;
+constexpr int64_t kKBytes = 2048;      // bytes of a packed row's K block, at most
+constexpr int64_t kRowBlock = 192;     // rows of A packed at a time, at most: they stay in L2
+constexpr int64_t kColumnBytes = 2 << 20;  // B packed at a time: as many columns as fit, since A is packed again for each
+constexpr int64_t kPartialRows = 384, kPartialColumns = 512;  // partial sums kept for a bf16 C
+constexpr int64_t kScratchA = kRowBlock * kKBytes, kScratchB = kColumnBytes;
+constexpr int64_t kScratchC = kPartialRows * kPartialColumns * 4;
 
 int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 int64_t round_up(int64_t a, int64_t b) { return ceil_div(a, b) * b; }
@@ -46,6 +47,8 @@ struct Job {
   int mr() const { return bf16_product ? table->mr_bf16 : table->mr_f32; }
   int64_t k_unit() const { return bf16_product ? table->k_unit_bf16 : 1; }
   int64_t b_bytes(int64_t k_elements) const { return k_elements * table->nr * (bf16_product ? 2 : 4); }
+  // Columns of B that are packed at a time, a multiple of nr.
+  int64_t column_block() const { return kColumnBytes / b_bytes(kc) * table->nr; }
 };
 
 // Equal parts of [0, n): the i-th of `parts`.
@@ -156,7 +159,9 @@ void run_share(const Job& job, Range rows, Range cols, const GemmContext::Scratc
   const int64_t k_blocks = ceil_div(job.k, job.kc);
   const bool partial = job.c.dtype == DType::bf16 && k_blocks > 1;
   const bool pack = job.packed == nullptr;
-  const int64_t nc = pack || partial ? kColumnBlock : cols.end - cols.begin;
+  int64_t nc = cols.end - cols.begin;
+  if (pack) nc = std::min(nc, job.column_block());
+  if (partial) nc = std::min(nc, kPartialColumns);
   const int64_t band = partial ? kPartialRows : rows.end - rows.begin;
   const int64_t k_total_pad = round_up(job.k, job.k_unit());
   const int64_t mc = kRowBlock / job.mr() * job.mr();
@@ -182,8 +187,8 @@ void run_share(const Job& job, Range rows, Range cols, const GemmContext::Scratc
           Target to = {};
           std::byte* c = static_cast<std::byte*>(job.c.data) +
                          (block_rows.begin * job.c.stride + n0) * dtype_bytes(job.c.dtype);
-          float* sums = partial ? scratch.c + r.begin * kColumnBlock : reinterpret_cast<float*>(c);
-          const int64_t sums_stride = partial ? kColumnBlock : job.c.stride;
+          float* sums = partial ? scratch.c + r.begin * kPartialColumns : reinterpret_cast<float*>(c);
+          const int64_t sums_stride = partial ? kPartialColumns : job.c.stride;
           if (kb > 0 || job.add) to.in = sums;
           to.in_stride = sums_stride;
           const bool to_c = !partial || kb + 1 == k_blocks;
@@ -213,7 +218,8 @@ void choose_grid(Job& job, int threads) {
       const int tn = used / tm;
       const double rows = static_cast<double>(ceil_div(m_units, tm) * job.mr());
       const double cols = static_cast<double>(ceil_div(n_units, tn) * job.table->nr);
-      const double cost = rows * cols / 16 + rows + cols * (job.packed == nullptr ? 1.0 : 0.3);
+      const double a_packs = job.packed == nullptr ? std::ceil(cols / static_cast<double>(job.column_block())) : 1;
+      const double cost = rows * cols / 16 + rows * a_packs + cols * (job.packed == nullptr ? 1.0 : 0.3);
       if (best < 0 || cost < best) {
         best = cost;
         job.tm = tm;

@@ -51,19 +51,18 @@ void tile_bf16(const TileArgs& t) {
   const float* a = static_cast<const float*>(t.a);  // [k][R], widened when packed
   const uint32_t* b = static_cast<const uint32_t*>(t.b);
   for (int64_t k = 0; k < t.k; k += 2, a += 2 * R, b += kNr) {
-    Vec even[kVecs], odd[kVecs];
-    DS_UNROLL for (int v = 0; v < kVecs; ++v) {
-      const VecBits pair = vec_load_bits(b + v * kLanes);
-      even[v] = (Vec)(pair << 16);
-      odd[v] = (Vec)(pair & 0xffff0000u);
-    }
+    Vec half[kVecs];
+    DS_UNROLL for (int v = 0; v < kVecs; ++v) half[v] = (Vec)(vec_load_bits(b + v * kLanes) << 16);
     DS_UNROLL for (int r = 0; r < R; ++r) {
       const Vec av = vec_splat(a[r]);
-      DS_UNROLL for (int v = 0; v < kVecs; ++v) acc[r][v] = vec_fma(av, even[v], acc[r][v]);
+      DS_UNROLL for (int v = 0; v < kVecs; ++v) acc[r][v] = vec_fma(av, half[v], acc[r][v]);
     }
+    // The pairs are loaded again rather than kept: there are no registers left to keep them in.
+    asm volatile("" ::: "memory");
+    DS_UNROLL for (int v = 0; v < kVecs; ++v) half[v] = (Vec)(vec_load_bits(b + v * kLanes) & 0xffff0000u);
     DS_UNROLL for (int r = 0; r < R; ++r) {
       const Vec av = vec_splat(a[R + r]);
-      DS_UNROLL for (int v = 0; v < kVecs; ++v) acc[r][v] = vec_fma(av, odd[v], acc[r][v]);
+      DS_UNROLL for (int v = 0; v < kVecs; ++v) acc[r][v] = vec_fma(av, half[v], acc[r][v]);
     }
   }
   finish(acc, t);
@@ -73,7 +72,7 @@ void tile_bf16(const TileArgs& t) {
 template <int R>
 void fill_tiles(GemmTable& table) {
   table.tile_f32[R] = tile_f32<R>;
-  table.tile_bf16[R] = tile_bf16<R>;
+  if constexpr (R <= kMrBf16) table.tile_bf16[R] = tile_bf16<R>;
   if constexpr (R > 1) fill_tiles<R - 1>(table);
 }
 
@@ -111,7 +110,8 @@ void nothing() {}
 GemmTable make_table() {
   GemmTable t = {};
   t.nr = kNr;
-  t.mr_f32 = t.mr_bf16 = kMr;
+  t.mr_f32 = kMr;
+  t.mr_bf16 = kMrBf16;
   t.k_unit_bf16 = 2;
   t.row_unit_bf16 = 1;
   t.a_bf16 = DS_ISA_LEVEL >= 3;

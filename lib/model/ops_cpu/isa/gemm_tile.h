@@ -8,12 +8,14 @@ namespace dspark::model::cpu::DS_ISA {
 
 constexpr int kVecs = 2;  // vectors across a tile
 constexpr int kNr = kVecs * kLanes;
-// Accumulators rows x kVecs, plus kVecs of B and one broadcast, fill the 32 (AVX-512, NEON) or 16 registers.
+// Accumulators (rows x kVecs), kVecs of B and a broadcast must fit the 32 (AVX-512, NEON) or 16 registers. Products that
+// widen bf16 need a few more; with full rows GCC spills.
 #if DS_ISA_LEVEL >= 2 || defined(__aarch64__)
-constexpr int kMr = 14;
+constexpr int kMr = 14, kMrWiden = 12;
 #else
-constexpr int kMr = 6;
+constexpr int kMr = 6, kMrWiden = 5;
 #endif
+constexpr int kMrBf16 = DS_ISA_LEVEL >= 3 ? kMr : kMrWiden;
 
 // The general end of a tile product: `sums` [rows][kNr] plus `in`, to `out`. Columns from t.n on are neither read nor
 // written: they go through a buffer, so that the arithmetic is the same code.
