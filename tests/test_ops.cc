@@ -2,13 +2,14 @@
 //
 // Tolerance of a comparison with ref fp64. All inputs are exact in every dtype, so what differs is rounding inside the
 // operator. The yardstick is how far the fp64 result moves when every random input moves by a relative noise of 2^-8
-// (bf16: one ulp, what a single rounding of an operand to bf16 may do) or 2^-20 (fp32: 16 ulp, which leaves room for
-// sums of some thousand terms, whose rounding errors grow like sqrt(n) ulp); acc inputs get the fp32 noise on every
-// backend. The largest move of six draws in the same row (or a quarter of the largest of the whole tensor, if more)
-// times 4, plus the rounding of the result itself: half an ulp of bf16 (at most 2^-8 relative) or 2^-22 of fp32. A bound of the
-// noise is never looser than what a plain version with rounded operands would do to the same row.
+// (bf16: what rounding an operand does at most) or 2^-20 (fp32: 16 ulp, which leaves room for sums of some thousand
+// terms, whose rounding errors grow like sqrt(n) ulp); acc inputs get the fp32 noise on every backend. The largest move
+// of six draws in the same row (or a quarter of the largest of the whole tensor, if more) times 4, plus the rounding of
+// the result itself: half an ulp of bf16 or 2^-22 of fp32. So the bound is what a plain version with rounded operands
+// does to the same row, four times.
 #include <catch2/catch.hpp>
 
+#include <cmath>
 #include <cstring>
 
 #include "model/backends.h"
@@ -27,14 +28,15 @@ std::unique_ptr<model::Backend> ref_backend(Precision precision) {
   return model::make_ref_backend(options);
 }
 
-double result_ulp(DType dtype) {
+// Half an ulp of bf16 at v, with room for the fp32 value before it; 2^-22 relative of fp32.
+double result_rounding(DType dtype, double v) {
   switch (dtype) {
     case DType::bf16:
-      return 0x1p-8;
+      return v == 0 || !std::isfinite(v) ? 0 : std::ldexp(1.0 + 0x1p-12, std::ilogb(v) - 8);
     case DType::f32:
-      return 0x1p-22;
+      return 0x1p-22 * std::fabs(v);
     default:
-      return 0x1p-50;
+      return 0x1p-50 * std::fabs(v);
   }
 }
 
@@ -97,7 +99,7 @@ void run_table(model::Backend& backend) {
           double& v = reference.values[i];
           if (out.exact && out.dtype == DType::bf16) v = to_float(to_bf16(static_cast<float>(v)));
           if (out.exact && out.dtype == DType::f32) v = static_cast<float>(v);
-          tolerance.values[i] = out.exact ? 0 : 4 * tolerance.values[i] + result_ulp(out.dtype) * std::fabs(v) + 1e-30;
+          tolerance.values[i] = out.exact ? 0 : 4 * tolerance.values[i] + result_rounding(out.dtype, v) + 1e-30;
         }
         const Comparison result = compare(out.value, reference, tolerance);
         INFO("output " << name << ": " << result.text);
@@ -197,6 +199,53 @@ TEST_CASE("the reference agrees with itself in complex128, strided, and row by r
   run_table(*complex);
   same_bits_on(complex->context(), complex->context());
   rows_alone(complex->context());
+}
+
+namespace {
+
+std::unique_ptr<model::Backend> cpu_backend(Precision precision, int threads) {
+  BackendOptions options;
+  options.device = "cpu";
+  options.precision = precision;
+  options.threads = threads;
+  return model::make_backend(options);
+}
+
+}  // namespace
+
+TEST_CASE("the operator table notices what a backend must not do", "[ops]") {
+  const auto backend = ref_backend(Precision::fp64);
+  const auto broken = [](int64_t extra_cols, int64_t extra_rows) {
+    return OpCase{"fill", "beyond its tensor", [=](OpRun& run) {
+                    model::Tensor t = run.output("dst", Kind::acc, 3, 5);
+                    t.cols += extra_cols;
+                    t.rows += extra_rows;
+                    model::fill(run.ctx(), {t, 1});
+                  }};
+  };
+  CHECK_NOTHROW(run_case(broken(0, 0), backend->context(), {.strided = true}));
+  CHECK_THROWS_WITH(run_case(broken(1, 0), backend->context(), {.strided = true}),
+                    Catch::Contains("sentinel at (0, 5)"));
+  CHECK_THROWS_WITH(run_case(broken(0, 1), backend->context(), {.strided = true}),
+                    Catch::Contains("sentinel at (3, 0)"));
+  CHECK_THROWS_WITH(run_case(broken(0, 1), backend->context(), {}), Catch::Contains("sentinel at (3, 0)"));
+  // What an operator leaves unwritten stays NaN, which no comparison accepts.
+  const CaseResult partial = run_case(broken(-1, 0), backend->context(), {});
+  const Array& value = partial.outputs.at("dst").value;
+  CHECK_FALSE(compare(value, value, 1.0).ok);
+}
+
+TEST_CASE("the cpu backend in fp32 agrees with the reference", "[ops]") { run_table(*cpu_backend(Precision::fp32, 2)); }
+
+TEST_CASE("the cpu backend in bf16 agrees with the reference", "[ops]") { run_table(*cpu_backend(Precision::bf16, 2)); }
+
+TEST_CASE("on the cpu a row's bits depend on nothing but the row", "[ops]") {
+  for (const Precision precision : {Precision::bf16, Precision::fp32}) {
+    const auto one = cpu_backend(precision, 1), two = cpu_backend(precision, 2);
+    same_bits_on(two->context(), two->context());
+    same_bits_on(one->context(), two->context());
+    rows_alone(two->context());
+  }
 }
 
 }  // namespace dspark::test

@@ -1,6 +1,7 @@
 // How backends are made. One call gives a Context with its operator table and memory behind it.
 #pragma once
 
+#include <map>
 #include <memory>
 #include <string>
 
@@ -29,7 +30,7 @@ class Backend {
 std::unique_ptr<Backend> make_cpu_backend(const BackendOptions& options);
 std::unique_ptr<Backend> make_ref_backend(const BackendOptions& options);
 
-// Counts of the plan backend.
+// Counts of the plan backend; what is counted and how: model/ops_plan/counts.h.
 struct PlanCounts {
   double flops = 0;  // multiply and add counted as two
   double bytes_read = 0, bytes_written = 0;
@@ -38,10 +39,14 @@ struct PlanCounts {
 class PlanBackend : public Backend {
  public:
   virtual const PlanCounts& counts() const = 0;
+  // The same by operator name ("linear", "vocab_loss", ..., "upload", "download"); what is not there was never called.
+  virtual const std::map<std::string, PlanCounts>& by_operator() const = 0;
+  virtual void reset_counts() = 0;
   virtual int64_t allocated_bytes() const = 0;  // through Context::allocate, now
 };
 std::unique_ptr<PlanBackend> make_plan_backend(const BackendOptions& options);
 
+// By options.device.
 std::unique_ptr<Backend> make_backend(const BackendOptions& options);
 
 }  // namespace dspark::model

@@ -1,0 +1,115 @@
+#include <catch2/catch.hpp>
+
+#include "model/backends.h"
+
+using namespace dspark;
+using namespace dspark::model;
+
+namespace {
+std::unique_ptr<PlanBackend> plan(Precision precision) {
+  BackendOptions options;
+  options.precision = precision;
+  return make_plan_backend(options);
+}
+}  // namespace
+
+TEST_CASE("the plan counts products by their shape and remembers who asked", "[plan]") {
+  const auto backend = plan(Precision::bf16);
+  Context& ctx = backend->context();
+  CHECK(ctx.act_dtype() == DType::bf16);
+  CHECK(ctx.acc_dtype() == DType::f32);
+  Weight w;
+  w.value = ctx.allocate(DType::bf16, 30, 20);
+  w.needs_input_gradient = true;
+  const Tensor x = ctx.allocate(DType::bf16, 7, 20), y = ctx.allocate(DType::f32, 7, 30),
+               dy = ctx.allocate(DType::bf16, 7, 30);
+  const Tensor dw = ctx.allocate(DType::f32, 30, 20);
+  linear(ctx, {y, x, &w});
+  CHECK(backend->counts().flops == 2 * 7 * 30 * 20);
+  CHECK(backend->counts().bytes_read == 2 * (7 * 20 + 30 * 20));
+  CHECK(backend->counts().bytes_written == 4 * 7 * 30);
+  linear_dw(ctx, {dw, dy, x, Write::add});
+  linear_dw(ctx, {dw, dy, x, Write::overwrite});
+  CHECK(backend->by_operator().at("linear_dw").calls == 2);
+  CHECK(backend->by_operator().at("linear_dw").flops == 2 * 2 * 7 * 30 * 20);
+  CHECK(backend->by_operator().at("linear_dw").bytes_read == 2 * 2 * (7 * 30 + 7 * 20) + 4 * 30 * 20);
+  CHECK(backend->counts().calls == 3);
+  CHECK(backend->by_operator().count("swiglu") == 0);
+  backend->reset_counts();
+  CHECK(backend->counts().calls == 0);
+}
+
+TEST_CASE("the plan's memory is counted and never touched", "[plan]") {
+  const auto backend = plan(Precision::fp32);
+  Context& ctx = backend->context();
+  CHECK(ctx.act_dtype() == DType::f32);
+  // A tebibyte that no machine here has.
+  const Tensor big = ctx.allocate(DType::f32, 1 << 20, 1 << 18);
+  CHECK(backend->allocated_bytes() == int64_t{1} << 40);
+  const Tensor small = ctx.allocate(DType::f32, 1, 1);
+  CHECK(backend->allocated_bytes() == (int64_t{1} << 40) + 64);
+  fill(ctx, {big, 1});
+  CHECK(backend->counts().bytes_written == static_cast<double>(int64_t{1} << 40));
+  ctx.free(big);
+  CHECK(backend->allocated_bytes() == 64);
+  float value = 5;
+  ctx.download_now({&value, DType::f32, 1, 1, 1}, small);
+  CHECK(value == 0);
+
+  Arena arena(ctx.device(), 0);
+  const int64_t mark = arena.mark();
+  const Tensor a = arena.matrix(DType::f32, 1 << 20, 1 << 20), b = arena.matrix(DType::f32, 3, 5);
+  CHECK(a.data);
+  CHECK_FALSE(b.data == a.data);
+  CHECK(arena.peak_bytes() == (int64_t{1} << 42) + 64);
+  arena.release(mark);
+  arena.vector(DType::f32, 16);
+  CHECK(arena.peak_bytes() == (int64_t{1} << 42) + 64);
+}
+
+TEST_CASE("the plan counts the loss head chunk by chunk", "[plan]") {
+  const auto backend = plan(Precision::bf16);
+  Context& ctx = backend->context();
+  Weight head, target_head;
+  head.value = ctx.allocate(DType::bf16, 100, 24);
+  head.needs_input_gradient = true;
+  target_head.value = ctx.allocate(DType::bf16, 100, 16);
+  VocabLoss a;
+  a.joint = ctx.allocate(DType::bf16, 10, 24);
+  a.head = &head;
+  a.target_state = ctx.allocate(DType::bf16, 6, 16);
+  a.target_head = &target_head;
+  a.target_row = ctx.allocate(DType::i32, 1, 10);
+  a.label = ctx.allocate(DType::i32, 1, 10);
+  a.weight = ctx.allocate(DType::f32, 1, 10);
+  a.conf_weight = ctx.allocate(DType::f32, 1, 10);
+  a.scale = ctx.allocate(DType::f32, 1, kNumTerms);
+  a.coef[kCe] = 1;
+  a.hidden_cols = 16;
+  a.slot_out = ctx.allocate(DType::f32, 10, kSlotOutCols);
+  a.d_joint = ctx.allocate(DType::f32, 10, 24);
+  a.chunks = {{0, 6, 0, 4}, {6, 4, 3, 3}};
+  a.work = ctx.allocate(DType::u8, 1, vocab_loss_work(ctx, 6, 4, 100, 24));
+  a.backward = false;
+  vocab_loss(ctx, a);
+  const double validation = backend->counts().flops;
+  CHECK(validation >= 2.0 * 100 * (10 * 24 + 7 * 16));  // target rows of both chunks
+  backend->reset_counts();
+  a.backward = true;
+  vocab_loss(ctx, a);
+  CHECK(backend->counts().flops - validation == Approx(2.0 * 100 * 10 * 24 + 10.0 * 10 * 100));
+}
+
+TEST_CASE("make_backend refuses a device it does not know", "[plan]") {
+  BackendOptions options;
+  options.device = "tpu";
+  CHECK_THROWS_WITH(make_backend(options), Catch::Contains("tpu"));
+  for (const std::string device : {"ref", "plan", "cpu"}) {
+    options.device = device;
+    options.precision = device == "ref" ? Precision::fp64 : Precision::fp32;
+    CHECK(make_backend(options)->context().device().name() == device);
+  }
+  options.device = "ref";
+  options.precision = Precision::bf16;
+  CHECK_THROWS(make_backend(options));
+}
