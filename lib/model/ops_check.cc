@@ -369,14 +369,11 @@ void check(const Context& ctx, const CacheAttention& a) {
 // ---- the loss head
 // ---------------------------------------------------------------------------------------------------------
 
-int64_t vocab_loss_work(const Context& ctx, int64_t chunk_slots, int64_t chunk_rows, int64_t vocab,
-                        int64_t joint_cols) {
-  // Logits of both sides in acc, the gradient once more in act (the operand of the two products back), a row of joint
-  // gradients a slot, 32 statistics a row; every part begins on a cache line.
-  const auto part = [](int64_t elements, DType dtype) { return (elements * dtype_bytes(dtype) + 63) / 64 * 64; };
-  const DType act = ctx.act_dtype(), acc = ctx.acc_dtype();
-  return part(chunk_slots * vocab, acc) + part(chunk_rows * vocab, acc) + part(chunk_slots * vocab, act) +
-         part(chunk_slots * joint_cols, acc) + part(chunk_slots * 32, acc) + part(chunk_rows * 32, acc) + 64;
+int64_t vocab_loss_work(const Context& ctx, int64_t chunk_slots, int64_t chunk_rows, int64_t vocab, int64_t) {
+  // Logits of both sides in acc (the gradient takes the place of the draft's), 32 statistics a row; every part begins on a
+  // cache line.
+  const auto part = [&](int64_t elements) { return (elements * dtype_bytes(ctx.acc_dtype()) + 63) / 64 * 64; };
+  return part(chunk_slots * vocab) + part(chunk_rows * vocab) + part(chunk_slots * 32) + part(chunk_rows * 32) + 64;
 }
 
 void check(const Context& ctx, const VocabLoss& a) {

@@ -61,19 +61,23 @@ DS_INLINE void store_part(T* p, int64_t n, vf v) {
     if (i < n) store(p + i, v[i]);
 }
 
+// All lanes folded into one, by quarters of 128 bits and then inside the last one.
+template <typename Op>
+DS_INLINE float fold(vf v, Op op) {
+  typedef float v4 __attribute__((vector_size(16)));
+  v4 part[kWidth / 4];
+  __builtin_memcpy(part, &v, sizeof v);
+  for (int w = kWidth / 8; w > 0; w /= 2)
+    for (int i = 0; i < w; ++i) part[i] = op(part[i], part[i + w]);
+  const v4 x = part[0];
+  const v4 y = op(x, __builtin_shufflevector(x, x, 2, 3, 0, 1));
+  return op(y, __builtin_shufflevector(y, y, 1, 0, 3, 2))[0];
+}
 DS_INLINE float sum_of(vf v) {
-  float s[kWidth];
-  for (int i = 0; i < kWidth; ++i) s[i] = v[i];
-  for (int w = kWidth / 2; w > 0; w /= 2)
-    for (int i = 0; i < w; ++i) s[i] += s[i + w];
-  return s[0];
+  return fold(v, [](auto a, auto b) { return a + b; });
 }
 DS_INLINE float max_of(vf v) {
-  float s[kWidth];
-  for (int i = 0; i < kWidth; ++i) s[i] = v[i];
-  for (int w = kWidth / 2; w > 0; w /= 2)
-    for (int i = 0; i < w; ++i) s[i] = s[i] > s[i + w] ? s[i] : s[i + w];
-  return s[0];
+  return fold(v, [](auto a, auto b) { return a > b ? a : b; });
 }
 
 // e^x about 1 ulp; 0 below -87 (the reach of normal floats), for softmax, where x <= 0. NaN for NaN.
