@@ -10,6 +10,7 @@
 
 #include <sys/mount.h>
 #include <sys/resource.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 #include <nlohmann/json.hpp>
@@ -506,6 +507,116 @@ TEST_CASE("a full disk is a clear error and the store resumes", "[store][fault]"
     for (int64_t i = 0; i < 100; ++i) CHECK(equal(reader, i, make_sample(reader.info(i).id, 40, id.row_width())));
   }
   if (mounted) ::umount(folder.c_str());
+}
+
+TEST_CASE("kill -9 at random moments loses nothing that was whole", "[store][fault]") {
+  TempFolder dir;
+  const StoreIdentity id = small_identity(StoreCodec::zstd);
+  const StoreOptions options{.shard_bytes = 60000, .buffer_bytes = 700};
+  const Rng rng(3, RngStream::test);
+  constexpr uint64_t kSamples = 2000;
+  size_t done_before = 0;
+  int kills = 0;
+  for (uint64_t round = 0; round < 200; ++round) {
+    const pid_t child = ::fork();
+    REQUIRE(child >= 0);
+    if (child == 0) {
+      try {
+        StoreWriter w(dir.path, id, options);
+        for (uint64_t k = 0; k < kSamples; ++k) {
+          if (!w.done().contains(k))
+            w.append(encode_record(w.format(), make_sample(k, 1 + static_cast<int64_t>(k % 7), 15).view()));
+          if (k % 300 == 299) w.checkpoint();
+        }
+        w.finish();
+      } catch (...) {
+        ::_exit(1);
+      }
+      ::_exit(0);
+    }
+    ::usleep(static_cast<useconds_t>(300 + rng.below(round, 3000)));
+    ::kill(child, SIGKILL);
+    int status = 0;
+    REQUIRE(::waitpid(child, &status, 0) == child);
+    kills += WIFSIGNALED(status);
+    REQUIRE((WIFSIGNALED(status) || WEXITSTATUS(status) == 0));
+    if (!is_store(dir.path)) continue;  // killed before there was anything
+    try {
+      const StoreReader reader(dir.path);
+      REQUIRE(static_cast<size_t>(reader.size()) >= done_before);
+      done_before = static_cast<size_t>(reader.size());
+      REQUIRE(reader.complete() == (done_before == kSamples && fs::exists(dir.path / "manifest.json")));
+    } catch (const Error& e) {
+      REQUIRE(done_before == 0);  // killed inside the very first shard header
+    }
+    if (done_before == kSamples && WIFEXITED(status)) break;
+  }
+  {
+    StoreWriter w(dir.path, id, options);  // slow machines may not have come through
+    for (uint64_t k = 0; k < kSamples; ++k)
+      w.append(encode_record(w.format(), make_sample(k, 1 + static_cast<int64_t>(k % 7), 15).view()));
+    w.finish();
+  }
+  INFO(kills << " kills");
+  CHECK(kills > 0);
+  const StoreReader reader(dir.path);
+  CHECK(reader.complete());
+  CHECK(reader.problems().empty());
+  REQUIRE(reader.size() == static_cast<int64_t>(kSamples));
+  std::vector<bool> seen(kSamples);
+  for (int64_t i = 0; i < reader.size(); ++i) {
+    const uint64_t k = reader.info(i).id;
+    REQUIRE(k < kSamples);
+    REQUIRE_FALSE(seen[k]);
+    seen[k] = true;
+    REQUIRE(equal(reader, i, make_sample(k, 1 + static_cast<int64_t>(k % 7), 15)));
+  }
+}
+
+TEST_CASE("shards of noise and with stretches overwritten give errors or right data", "[store][fault]") {
+  TempFolder dir;
+  const auto samples = write_small(dir.path, StoreCodec::zstd);
+  const fs::path shard = dir.path / shard_name(0);
+  const std::string bytes = file_bytes(shard);
+  const Rng rng(11, RngStream::test);
+  const bool manifest = GENERATE(true, false);
+  if (!manifest) fs::remove(dir.path / "manifest.json");
+  auto draw = [&, n = uint64_t{0}](uint64_t below) mutable { return rng.below(n++, below); };
+  for (int round = 0; round < 3000; ++round) {
+    std::string changed = bytes;
+    switch (draw(4)) {
+      case 0:  // overwrite a stretch
+        for (uint64_t k = draw(64), at = draw(bytes.size()); k > 0 && at < bytes.size(); --k, ++at)
+          changed[at] = static_cast<char>(draw(256));
+        break;
+      case 1:  // drop a stretch
+        changed.erase(draw(bytes.size()), 1 + draw(80));
+        break;
+      case 2:  // repeat a stretch
+        changed.insert(draw(bytes.size()), bytes.substr(draw(bytes.size()), 1 + draw(300)));
+        break;
+      default:  // a file of another length and content behind the header
+        changed.resize(240 + draw(2000));
+        for (size_t k = 240; k < changed.size(); ++k) changed[k] = static_cast<char>(draw(256));
+    }
+    write_bytes(shard, changed);
+    bool right = true;
+    try {
+      const StoreReader reader(dir.path);
+      for (int64_t i = 0; i < reader.size(); ++i) {
+        const auto s =
+            std::find_if(samples.begin(), samples.end(), [&](const Sample& x) { return x.id == reader.info(i).id; });
+        right &= s != samples.end();
+        try {
+          right = right && equal(reader, i, *s);
+        } catch (const Error&) {
+        }
+      }
+    } catch (const Error&) {
+    }
+    INFO("round " << round);
+    REQUIRE(right);
+  }
 }
 
 TEST_CASE("many threads may append, checkpoints and shards in between", "[store]") {

@@ -139,9 +139,10 @@ std::optional<RecordHeader> parse_record_header(std::span<const std::byte> bytes
   // The CRC held, so a contradiction here is a writer's bug and not damage; it must not become a wild read all the
   // same.
   const uint64_t chunks = h.rows_per_block == 0 ? 0 : (uint64_t{h.n_tokens} + h.rows_per_block - 1) / h.rows_per_block;
-  if (h.n_tokens == 0 || h.rows_per_block == 0 || h.n_mask > h.n_tokens ||
-      n_parts != static_cast<uint64_t>(format.n_parts) || get<uint32_t>(bytes, 44) != format.hidden_size ||
-      h.n_blocks != chunks * n_parts || h.record_bytes % 8 != 0 || h.record_bytes < h.blocks_offset()) {
+  if (h.n_tokens == 0 || h.rows_per_block == 0 || uint64_t{h.rows_per_block} * format.hidden_size > (1u << 26) ||
+      h.n_mask > h.n_tokens || n_parts != static_cast<uint64_t>(format.n_parts) ||
+      get<uint32_t>(bytes, 44) != format.hidden_size || h.n_blocks != chunks * n_parts || h.record_bytes % 8 != 0 ||
+      h.record_bytes < h.blocks_offset()) {
     why = "a record header whose counts contradict each other";
     return std::nullopt;
   }

@@ -34,7 +34,7 @@
 //    42   u8      finish reason: 0 given with the data, 1 stop, 2 length
 //    43   u8      0
 //    44   u32     E, width of a part
-//    48   u32     R, rows of a block
+//    48   u32     R, rows of a block; R * E <= 2^26
 //    52   u32     number of blocks = ceil(T / R) * (L+1)
 //    56   u32     CRC of the rows section, its padding included
 //    60   u32     CRC of the block table, its padding included

@@ -74,7 +74,9 @@ void write_summary(const fs::path& path, const StoreSummary& s) {
 
 std::optional<StoreSummary> read_summary(const fs::path& folder, std::vector<StoreProblem>& problems) {
   if (auto s = read_one(folder / kManifestName, problems)) return s;
-  return read_one(folder / kProgressName, problems);
+  auto s = read_one(folder / kProgressName, problems);
+  if (s) s->complete = false;  // it may be a manifest that was taken back because more is being appended
+  return s;
 }
 
 uint64_t StoreFacts::vouched(uint32_t shard) const {

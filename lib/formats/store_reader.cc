@@ -88,10 +88,10 @@ std::span<const std::byte> StoreReader::record(int64_t i) const {
 
 void StoreReader::damaged(int64_t i, const std::string& why) const {
   fail(
-      "{}: sample {} ({} at {}): {}; `dspark extract --verify {}` lists all damage, and running the extract again "
-      "fills "
-      "the gaps",
-      folder_.string(), i, shard_of(i), offset_of(i), why, folder_.string());
+      "{}: sample {} ({} at {}): {}; `dspark extract --verify {}` lists all damage, `--merge {} --out NEW` keeps what "
+      "is "
+      "whole, and the extract run again on NEW fills the gaps",
+      folder_.string(), i, shard_of(i), offset_of(i), why, folder_.string(), folder_.string());
 }
 
 SampleTokens StoreReader::tokens(int64_t i) const {

@@ -164,7 +164,9 @@ bool StoreWriter::append(std::span<const std::byte> record) {
   DS_REQUIRE(!failed_, "{}: an earlier write failed", folder_.string());
   if (done_.contains(h->id)) return false;
   if (finished_) {  // from here on the store is not complete any more
-    fs::rename(folder_ / kManifestName, folder_ / kProgressName);
+    std::error_code ec;
+    fs::rename(folder_ / kManifestName, folder_ / kProgressName, ec);
+    DS_REQUIRE(!ec, "cannot rename {}: {}", (folder_ / kManifestName).string(), ec.message());
     finished_ = false;
   }
   const bool full = fd_ >= 0 && shards_.back().bytes + buffer_.size() + record.size() > options_.shard_bytes &&
