@@ -1,0 +1,268 @@
+#include "job/train.h"
+
+#include <algorithm>
+#include <cmath>
+#include <nlohmann/json.hpp>
+#include <sstream>
+
+#include "core/error.h"
+#include "core/hash.h"
+#include "core/log.h"
+#include "core/stop.h"
+#include "formats/store.h"
+#include "train/init.h"
+#include "train/plan_step.h"
+#include "train/trainer.h"
+
+namespace dspark::job {
+
+using namespace model;
+
+namespace {
+
+void check_options(const TrainOptions& o) {
+  if (o.stores.empty()) fail_usage("train needs --store STORE (made by 'dspark extract')");
+  if (o.target.empty()) fail_usage("train needs --target TARGET");
+  if (o.out.empty()) fail_usage("train needs --out DIR");
+  if (o.recipe != "deepspec") fail_usage("--recipe {}: this version trains the deepspec recipe", o.recipe);
+  if (o.algorithm != "dspark" && o.algorithm != "dflash") fail_usage("--algorithm {}: dspark or dflash", o.algorithm);
+  if (o.markov != "vanilla" && o.markov != "none") fail_usage("--markov {}: this version trains vanilla or none", o.markov);
+  if (o.optimizer != "adamw") fail_usage("--optimizer {}: this version trains with adamw", o.optimizer);
+  if (o.layout != "anchor" && o.layout != "bonus") fail_usage("--layout {}: anchor or bonus", o.layout);
+  if (o.warm_start != "target" && o.warm_start != "none") fail_usage("--warm-start {}: target or none", o.warm_start);
+  if (o.layer_types != "full" && o.layer_types != "sliding") fail_usage("--layer-types {}: full or sliding", o.layer_types);
+  if (o.window_rule != "served" && o.window_rule != "anchor") fail_usage("--window-rule {}: served or anchor", o.window_rule);
+  if (o.denominator != "pooled" && o.denominator != "micro") fail_usage("--denominator {}: this version has pooled and micro", o.denominator);
+  if (o.layers < 1) fail_usage("--layers {}: a drafter has at least one layer", o.layers);
+  if (o.block < 1 || (o.layout == "bonus" && o.block < 2)) fail_usage("--block {}: at least 1 (2 with --layout bonus)", o.block);
+  if (o.markov == "vanilla" && o.algorithm == "dspark" && o.rank < 1) fail_usage("--rank {}: at least 1, or --markov none", o.rank);
+  if (o.steps < 0 || o.epochs < 0 || (o.steps == 0 && o.epochs == 0)) fail_usage("train needs --steps N or --epochs E");
+  if (o.layer_types == "sliding" && o.window < 1) fail_usage("--layer-types sliding needs --window W");
+  if (o.val_fraction < 0 || o.val_fraction >= 1) fail_usage("--val-fraction {}: in [0, 1)", o.val_fraction);
+  if (o.lr <= 0) fail_usage("--lr {}: must be positive", o.lr);
+  if (o.batch_docs < 0) fail_usage("--batch-docs {}: at least 1", o.batch_docs);
+}
+
+train::Objective make_objective(const TrainOptions& o, bool confidence) {
+  train::Objective objective = o.algorithm == "dflash" ? train::dflash_objective() : train::deepspec_objective(confidence);
+  if (!o.loss.empty()) {
+    objective.coef.fill(0);
+    const char* names[] = {"ce", "tv", "kl", "rkl", "jsd", "nla", "lk_hybrid", "conf"};
+    std::istringstream in(o.loss);
+    for (std::string part; std::getline(in, part, ',');) {
+      const size_t eq = part.find('=');
+      const auto it = std::find(std::begin(names), std::end(names), part.substr(0, eq));
+      char* end = nullptr;
+      const double v = eq == std::string::npos ? 0 : std::strtod(part.c_str() + eq + 1, &end);
+      if (it == std::end(names) || eq == std::string::npos || end == part.c_str() + eq + 1 || *end != 0 || !(v >= 0))
+        fail_usage("--loss {}: '{}' is not TERM=WEIGHT with a term of ce, tv, kl, rkl, jsd, nla, lk_hybrid, conf", o.loss, part);
+      objective.coef[static_cast<size_t>(it - std::begin(names))] = v;
+    }
+    if (!confidence) objective.coef[kConf] = 0;
+  }
+  objective.gamma = o.decay;
+  objective.denominator = o.denominator == "micro" ? train::Denominator::micro : train::Denominator::pooled;
+  return objective;
+}
+
+// Which store columns are the drafter's taps, and the last state.
+std::vector<int> select_parts(const formats::StoreIdentity& id, const std::vector<TapLayer>& taps) {
+  std::vector<int> parts;
+  for (TapLayer t : taps) {
+    const auto it = std::find(id.taps.begin(), id.taps.end(), t.n);
+    DS_REQUIRE(it != id.taps.end(), "the store does not hold the state after {} layers; it has {}", t.n, fmt::join(id.taps, " "));
+    parts.push_back(static_cast<int>(it - id.taps.begin()));
+  }
+  parts.push_back(static_cast<int>(id.taps.size()));
+  return parts;
+}
+
+void check_store(const formats::StoreIdentity& id, const target::TargetFiles& files, const fs::path& store) {
+  const auto& c = files.config();
+  DS_REQUIRE(id.hidden_size == c.hidden, "{} holds states of width {}, the target {} has {}: it is another target's store", store.string(), id.hidden_size, files.name(), c.hidden);
+  DS_REQUIRE(id.config_hash.empty() || id.config_hash == files.config_hash(), "{} was extracted from {} (config {}), not from {} (config {})", store.string(), id.target,
+             id.config_hash.substr(0, 12), files.name(), files.config_hash().substr(0, 12));
+  DS_REQUIRE(id.tokenizer_hash.empty() || id.tokenizer_hash == files.tokenizer().identity(), "{} was made with another tokenizer ({}) than {}'s ({})", store.string(),
+             id.tokenizer_hash.substr(0, 12), files.name(), files.tokenizer().identity().substr(0, 12));
+}
+
+OrderedJson record_json(const train::StepRecord& r, const train::Objective& objective) {
+  const auto& m = r.metrics;
+  OrderedJson j{{"phase", r.phase}, {"step", r.step}, {"loss", r.loss}, {"ce", m.term(kCe)}, {"tv", m.term(kTv)}, {"kl", m.term(kKl)}, {"conf", m.term(kConf)}};
+  auto rates = OrderedJson::array(), top1 = OrderedJson::array();
+  for (size_t k = 0; k < m.accept_sum.size(); ++k) {
+    rates.push_back(m.slot_count[k] > 0 ? m.accept_sum[k] / m.slot_count[k] : 0.0);
+    top1.push_back(m.slot_count[k] > 0 ? m.top1_sum[k] / m.slot_count[k] : 0.0);
+  }
+  j["accept_rate"] = rates, j["top1"] = top1, j["tau"] = m.tau();
+  if (objective.coef[kConf] != 0 && m.weight_sum > 0)
+    j["confidence_bias"] = m.conf_bias_sum / m.weight_sum, j["confidence_abs_error"] = m.conf_abs_sum / m.weight_sum;
+  if (r.phase != "train") return j;
+  const double s = r.step_ms / 1e3;
+  j["grad_norm"] = r.grad_norm, j["lr"] = r.lr, j["applied"] = r.applied;
+  j["tokens_per_s"] = static_cast<double>(r.tokens) / s, j["slots_per_s"] = m.slots / s;
+  j["ms"] = OrderedJson{{"data", r.data_ms}, {"forward_backward", r.compute_ms}, {"optimizer", r.optimizer_ms}, {"step", r.step_ms}};
+  return j;
+}
+
+std::string record_line(const train::StepRecord& r) {
+  const auto& m = r.metrics;
+  if (r.phase != "train") return fmt::format("{:>6} validation loss {:.4f} tau {:.3f} ({} blocks)", r.step, r.loss, m.tau(), m.blocks);
+  return fmt::format("{:>6}/{} loss {:.4f} tau {:.3f} acc1 {:.3f} norm {:.2f} lr {:.1e} {:.0f} slots/s {}", r.step, r.total, r.loss, m.tau(),
+                     !m.slot_count.empty() && m.slot_count[0] > 0 ? m.accept_sum[0] / m.slot_count[0] : 0.0, r.grad_norm, r.lr, m.slots / (r.step_ms / 1e3),
+                     r.applied ? "" : "SKIPPED");
+}
+
+// What must be equal to go on with a run.
+OrderedJson run_identity(const TrainOptions& o, const DrafterConfig& c, const std::vector<int32_t>& kept, const train::Dataset& data, int64_t steps, int64_t batch_docs) {
+  WriteOptions w;
+  std::string ids;
+  for (const auto& d : data.training()) ids += fmt::format("{:016x}", d.id);
+  std::string kept_text;
+  for (int32_t id : kept) kept_text += fmt::format("{},", id);
+  return OrderedJson{{"drafter", sha256_hex(drafter_config_json(c, w))}, {"draft_vocabulary", sha256_hex(kept_text)}, {"documents", sha256_hex(ids)},
+                     {"algorithm", o.algorithm}, {"loss", o.loss}, {"layers", o.layers}, {"block", o.block}, {"rank", c.rank}, {"steps", steps}, {"batch_docs", batch_docs},
+                     {"row_tokens", o.row_tokens}, {"anchors", o.anchors}, {"lr", o.lr}, {"weight_decay", o.weight_decay}, {"clip", o.clip}, {"decay", o.decay},
+                     {"warmup", o.warmup}, {"denominator", o.denominator}, {"precision", o.common.precision}, {"seed", o.common.seed}, {"warm_start", o.warm_start}};
+}
+
+void check_same_run(const Json& saved, const OrderedJson& now, const fs::path& out) {
+  std::string difference;
+  for (const auto& [key, value] : now.items()) {
+    const Json wanted = Json::parse(value.dump());
+    if (!saved.contains(key) || saved.at(key) != wanted)
+      difference += fmt::format("{}{}: {} now, {} there", difference.empty() ? "" : "; ", key, value.dump(), saved.contains(key) ? saved.at(key).dump() : "nothing");
+  }
+  DS_REQUIRE(difference.empty(), "{} holds another run ({}); choose another --out or remove it", out.string(), difference);
+}
+
+}  // namespace
+
+void run_train(const TrainOptions& o) {
+  check_options(o);
+  const double start = now_s();
+  const target::TargetFiles files(o.target);
+  std::vector<std::unique_ptr<formats::SampleSource>> sources;
+  for (const auto& path : o.stores) {
+    sources.push_back(formats::open_store(path));
+    check_store(sources.back()->identity(), files, path);
+    for (const auto& p : sources.back()->problems()) log_warn("{}: {}", path.string(), p.text());
+  }
+  const train::Dataset data(std::move(sources), o.val_fraction, o.common.seed);
+  const auto& identity = data.identity();
+  std::vector<TapLayer> taps;
+  if (o.taps == "store")
+    for (int n : identity.taps) taps.push_back({n});
+  else taps = parse_taps(o.taps, files.config().layers);
+
+  std::vector<int32_t> kept;
+  if (o.draft_vocab > 0 && o.draft_vocab < files.config().vocab)
+    kept = train::choose_draft_vocab(train::count_labels(data, files.config().vocab), o.draft_vocab, files.tokenizer().end_tokens());
+  train::NewDrafter choice;
+  const bool dflash = o.algorithm == "dflash";
+  choice.algorithm = o.algorithm;
+  choice.layers = o.layers, choice.block = o.block, choice.window = o.window;
+  choice.rank = dflash || o.markov == "none" ? 0 : o.rank;
+  choice.confidence = choice.rank > 0 && !o.no_confidence;
+  choice.sliding = o.layer_types == "sliding";
+  choice.window_by_anchor = o.window_rule == "anchor";
+  choice.sample_from_anchor = o.layout == "anchor";
+  choice.mask_token = o.mask_token;
+  const DrafterConfig config = train::drafter_config_for(files, choice, taps, static_cast<int64_t>(kept.size()));
+  const train::Objective objective = make_objective(o, config.confidence);
+
+  const int64_t batch_docs = o.batch_docs > 0 ? o.batch_docs : std::min<int64_t>(512, std::max<int64_t>(1, static_cast<int64_t>(data.training().size()) / 8));
+  const auto n_docs = static_cast<int64_t>(data.training().size());
+  const int64_t steps = o.steps > 0 ? o.steps : std::max<int64_t>(1, static_cast<int64_t>(std::llround(o.epochs * static_cast<double>(n_docs) / static_cast<double>(batch_docs))));
+  auto backend = make_job_backend(o.common);
+  if (o.plan || o.common.dry_run) {
+    const int64_t context = std::max(o.row_tokens, data.longest());
+    const auto plan = train::plan_step(config, objective, identity.last_state == formats::LastState::pre_norm,
+                                       o.common.precision == "bf16" ? Precision::bf16 : o.common.precision == "fp32" ? Precision::fp32 : Precision::fp64, context, context, o.chunk_slots);
+    fmt::print("weights, masters, gradients  {:>12}\narena of the largest row     {:>12}\nFLOPs of that row            {:>12.4g}\nsteps                        {:>12}\n",
+               format_bytes(static_cast<double>(plan.weight_bytes)), format_bytes(static_cast<double>(plan.arena_bytes)), plan.counts.flops, steps);
+    return;
+  }
+
+  make_folder(o.out);
+  const FolderLock lock(o.out);
+  const OrderedJson run = run_identity(o, config, kept, data, steps, batch_docs);
+  const auto checkpoint = train::newest_checkpoint(o.out);
+  if (checkpoint) check_same_run(train::read_checkpoint_state(*checkpoint).at("run"), run, o.out);
+  else
+    DS_REQUIRE(!fs::exists(o.out / "config.json"), "{} holds a drafter but no checkpoint of this run; choose another --out", o.out.string());
+  JsonLines json(o.common.json);
+
+  Context& ctx = backend->context();
+  Drafter drafter(ctx, config, DrafterOptions{});
+  const TensorValues from_target = train::target_values(files, kept);
+  if (!o.init.empty()) {
+    const DrafterFiles init = read_drafter(o.init);
+    DS_REQUIRE(init.kept == kept || (o.draft_vocab == 0 && init.kept.empty()), "--init {}: its draft vocabulary is another one; it is part of the drafter and cannot change", o.init.string());
+    load_drafter(drafter, init, from_target);
+  } else {
+    train::init_random(drafter, from_target, o.common.seed);
+    if (o.warm_start == "target") train::warm_start(drafter, files);
+  }
+  train::TargetHead target;
+  target.head.value = ctx.allocate(ctx.act_dtype(), config.draft_vocab, config.target_hidden);
+  const auto head = from_target("lm_head.weight");
+  ctx.upload_now(target.head.value, {head.data(), DType::f32, config.draft_vocab, config.target_hidden, config.target_hidden});
+  refresh(ctx, {&target.head});
+  const auto norm = files.tensor("model.norm.weight");
+  target.norm = ctx.allocate(ctx.acc_dtype(), 1, config.target_hidden);
+  ctx.upload_now(target.norm, {norm.data(), DType::f32, 1, config.target_hidden, config.target_hidden});
+  target.eps = files.config().eps;
+  target.apply_norm = identity.last_state == formats::LastState::pre_norm;
+
+  train::PackTarget pack{&config, {}, select_parts(identity, taps)};
+  if (!kept.empty()) {
+    pack.draft_id.assign(static_cast<size_t>(config.vocab), -1);
+    for (size_t i = 0; i < kept.size(); ++i) pack.draft_id[static_cast<size_t>(kept[i])] = static_cast<int32_t>(i);
+  }
+  train::AdamWOptions adamw;
+  adamw.weight_decay = o.weight_decay, adamw.clip = o.clip;
+  train::TrainerOptions t;
+  t.out = o.out, t.steps = steps, t.batch_docs = batch_docs;
+  t.pack = {o.row_tokens, o.anchors, o.chunk_slots, o.decay, o.common.seed};
+  t.schedule = {train::Schedule::Kind::cosine, o.lr, steps, train::deepspec_warmup(o.warmup, steps), 0.5};
+  t.save_every = o.save_every, t.keep = o.keep, t.validate_every = o.validate_every, t.time_limit_s = o.time_limit_s;
+  t.max_validation_docs = o.max_validation_docs;
+  t.config = OrderedJson{{"run", run}, {"backend", backend->describe()}}.dump();
+  t.write_drafter = [&](const fs::path& folder) {
+    WriteOptions w;
+    w.with_embeddings = false;  // the target's own
+    write_drafter(folder, config, kept, device_values(drafter), w);
+  };
+  double last_line = 0;
+  t.on_step = [&](const train::StepRecord& r) {
+    json.write(record_json(r, objective));
+    // A line a step; fewer when steps are fast and nobody watches.
+    if (r.phase != "train" || r.step == 1 || r.step == r.total || now_s() - last_line > 1) {
+      log_info("{}", record_line(r));
+      last_line = now_s();
+    }
+  };
+  train::Trainer trainer(drafter, target, data, pack, objective, adamw, t);
+  const int64_t first = trainer.prepare(checkpoint.has_value());
+  int64_t trainable = 0, parameters = 0;
+  for (const auto& p : drafter.parameters()) {
+    parameters += p.value.size();
+    trainable += p.trainable ? p.value.size() : 0;
+  }
+  log_info("{}: {} layers, block {}, rank {}, {} of {} tokens; {} parameters, {} trained; {}", config.algorithm, config.n_layers(), config.block, config.rank, config.draft_vocab,
+           config.vocab, parameters, trainable, backend->describe());
+  log_info("{} documents ({} for validation, {} without an anchor), {} steps of {} documents, arena {}", n_docs, data.validation().size(), data.unused(), steps, batch_docs,
+           format_bytes(static_cast<double>(trainer.arena_bytes())));
+  if (checkpoint) log_info("resuming {} at step {}", o.out.string(), first);
+  const auto result = trainer.run();
+  ctx.free(target.head.value);
+  ctx.free(target.norm);
+  json.write(OrderedJson{{"phase", result.stopped ? "stopped" : "done"}, {"steps", result.steps}, {"skipped", result.skipped}, {"seconds", now_s() - start},
+                         {"train_seconds", result.seconds}, {"validation_tau", result.has_validation ? result.validation.tau() : 0.0},
+                         {"parameters", parameters}, {"trainable", trainable}, {"peak_rss_bytes", peak_rss_bytes()}});
+  if (result.stopped) stopped(fmt::format("checkpoint of step {} written; start the same command again to go on", result.steps).c_str());
+  log_info("{}: done in {}, drafter in {}", o.out.string(), format_seconds(result.seconds), o.out.string());
+}
+
+}  // namespace dspark::job

@@ -1,0 +1,125 @@
+#include "train/init.h"
+
+#include <algorithm>
+
+#include "core/error.h"
+#include "core/hash.h"
+#include "core/rng.h"
+
+namespace dspark::train {
+
+using namespace model;
+
+DrafterConfig drafter_config_for(const target::TargetFiles& files, const NewDrafter& choice, const std::vector<TapLayer>& taps, int64_t draft_vocab) {
+  const auto& t = files.config();
+  DrafterConfig c;
+  c.algorithm = choice.algorithm;
+  c.hidden = c.target_hidden = t.hidden;
+  c.ffn = t.ffn;
+  c.heads = t.heads, c.kv_heads = t.kv_heads, c.head_dim = t.head_dim;
+  c.vocab = t.vocab;
+  c.draft_vocab = draft_vocab > 0 ? draft_vocab : t.vocab;
+  c.layers.assign(static_cast<size_t>(std::max<int64_t>(choice.layers, 0)), choice.sliding ? LayerType::sliding : LayerType::full);
+  c.window = choice.sliding ? choice.window : 0;
+  c.window_by_anchor = choice.window_by_anchor;
+  c.taps = taps;
+  c.block = choice.block;
+  c.rank = choice.rank;
+  c.markov = choice.rank > 0 ? Markov::vanilla : Markov::none;
+  c.confidence = choice.confidence;
+  c.confidence_with_markov = choice.rank > 0;
+  c.sample_from_anchor = choice.sample_from_anchor;
+  c.eps = t.eps;
+  c.max_position = t.max_position;
+  c.rope = t.rope;
+  c.mask_token = choice.mask_token >= 0 ? choice.mask_token : files.tokenizer().default_mask_token();
+  DS_REQUIRE(c.mask_token >= 0, "the target's tokenizer has no token that could be the mask; name one with --mask-token");
+  c.target_name = files.name();
+  c.target_architectures = {std::string(formats::hf_class_name(t.architecture))};
+  c.tokenizer_hash = files.tokenizer().identity();
+  c.trained_on = files.quantisation();
+  return c;
+}
+
+TensorValues target_values(const target::TargetFiles& files, const std::vector<int32_t>& kept) {
+  return [&files, kept](const std::string& name) {
+    if (name == "embed_tokens.weight") return files.tensor("model.embed_tokens.weight");
+    DS_ASSERT(name == "lm_head.weight", "the target has no '{}'", name);
+    std::vector<float> all = files.tensor(files.config().tied ? "model.embed_tokens.weight" : "lm_head.weight");
+    if (kept.empty()) return all;
+    const int64_t e = files.config().hidden;
+    std::vector<float> rows;
+    rows.reserve(kept.size() * static_cast<size_t>(e));
+    for (int32_t id : kept) rows.insert(rows.end(), all.begin() + id * e, all.begin() + (id + 1) * e);
+    return rows;
+  };
+}
+
+namespace {
+
+void set_values(Drafter& drafter, const std::string& name, const std::vector<float>& v) {
+  Parameter* p = drafter.find(name);
+  DS_ASSERT(p != nullptr, "no parameter '{}'", name);
+  drafter.set(*p, {v.data(), DType::f32, p->value.rows, p->value.cols, p->value.cols});
+}
+
+}  // namespace
+
+void init_random(Drafter& drafter, const TensorValues& target, uint64_t seed) {
+  for (Parameter& p : drafter.parameters()) {
+    if (!p.trainable) {
+      set_values(drafter, p.name, target(p.name));
+      continue;
+    }
+    std::vector<float> v(static_cast<size_t>(p.value.size()), 0.0f);
+    const bool norm = p.is_vector && p.name.ends_with("norm.weight");
+    const bool bias = p.name.ends_with(".bias");
+    if (norm) std::fill(v.begin(), v.end(), 1.0f);
+    if (!norm && !bias) {
+      const Rng rng(seed, RngStream::init, std::stoull(sha256_hex(p.name).substr(0, 16), nullptr, 16));
+      for (size_t i = 0; i < v.size(); ++i) v[i] = static_cast<float>(0.02 * rng.normal(i));
+    }
+    set_values(drafter, p.name, v);
+  }
+  drafter.refresh();
+}
+
+void warm_start(Drafter& drafter, const target::TargetFiles& files) {
+  const DrafterConfig& c = drafter.config();
+  const auto& t = files.config();
+  DS_REQUIRE(c.n_layers() <= t.layers, "a warm start of {} layers needs a target of at least as many, it has {}; use --warm-start none", c.n_layers(), t.layers);
+  auto undo = [&](std::vector<float> w, int64_t heads, int64_t cols) {
+    if (!t.interleaved_qk) return w;
+    std::vector<float> out(w.size());
+    const int64_t half = t.head_dim / 2;
+    for (int64_t r = 0; r < heads * t.head_dim; ++r) {
+      const int64_t h = r / t.head_dim, i = r % t.head_dim;
+      std::copy_n(w.begin() + (h * t.head_dim + (i % half) * 2 + i / half) * cols, cols, out.begin() + r * cols);
+    }
+    return out;
+  };
+  std::vector<float> context_norm(static_cast<size_t>(c.hidden), 0.0f);
+  for (int64_t i = 0; i < c.n_layers(); ++i) {
+    const std::string from = fmt::format("model.layers.{}.", t.layers - c.n_layers() + i), to = fmt::format("layers.{}.", i);
+    for (const char* name : {"input_layernorm.weight", "post_attention_layernorm.weight", "self_attn.v_proj.weight", "self_attn.o_proj.weight",
+                             "mlp.gate_proj.weight", "mlp.up_proj.weight", "mlp.down_proj.weight"})
+      set_values(drafter, to + name, files.tensor(from + name));
+    set_values(drafter, to + "self_attn.q_proj.weight", undo(files.tensor(from + "self_attn.q_proj.weight"), t.heads, t.hidden));
+    set_values(drafter, to + "self_attn.k_proj.weight", undo(files.tensor(from + "self_attn.k_proj.weight"), t.kv_heads, t.hidden));
+    if (t.qk_norm)
+      for (const char* name : {"self_attn.q_norm.weight", "self_attn.k_norm.weight"}) set_values(drafter, to + name, files.tensor(from + name));
+    const auto norm = files.tensor(from + "input_layernorm.weight");
+    for (size_t j = 0; j < norm.size(); ++j) context_norm[j] += norm[j] / static_cast<float>(c.n_layers());
+  }
+  // The context goes into k and v without the layers' own input norms: their mean stands in for them.
+  set_values(drafter, "hidden_norm.weight", context_norm);
+  set_values(drafter, "norm.weight", files.tensor("model.norm.weight"));
+  const int64_t width = c.n_taps() * c.target_hidden;
+  std::vector<float> fc(static_cast<size_t>(c.hidden * width), 0.0f);
+  for (int64_t i = 0; i < c.hidden; ++i) fc[static_cast<size_t>(i * width + (c.n_taps() - 1) * c.target_hidden + i)] = 1.0f;
+  set_values(drafter, "fc.weight", fc);
+  if (c.rank > 0) set_values(drafter, "markov_head.markov_w2.weight", std::vector<float>(static_cast<size_t>(c.draft_vocab * c.rank), 0.0f));
+  drafter.refresh();
+}
+
+}  // namespace dspark::train

@@ -1,0 +1,34 @@
+// New drafters: random weights as DeepSpec draws them, or a warm start from the target's own last layers (DESIGN 14).
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "model/drafter.h"
+#include "model/drafter_files.h"
+#include "target/target_files.h"
+
+namespace dspark::train {
+
+// A drafter of the target's shape. `kept`: target ids of the draft vocabulary, ascending; empty: all.
+struct NewDrafter {
+  std::string algorithm = "dspark";
+  int64_t layers = 5, block = 7, rank = 256, window = 0;
+  bool confidence = true, sliding = false, sample_from_anchor = true, window_by_anchor = false;
+  int64_t mask_token = -1;  // -1: the tokenizer's (DESIGN 14)
+};
+model::DrafterConfig drafter_config_for(const target::TargetFiles& files, const NewDrafter& choice, const std::vector<model::TapLayer>& taps,
+                                        int64_t draft_vocab);
+
+// Weights the target owns: embed_tokens.weight [V, E] and lm_head.weight [VD, E] (kept rows).
+model::TensorValues target_values(const target::TargetFiles& files, const std::vector<int32_t>& kept);
+
+// deepspec: matrices and embeddings N(0, 0.02), biases 0, norms 1; frozen tensors from the target. Depends on the seed and each
+// tensor's name only.
+void init_random(model::Drafter& drafter, const model::TensorValues& target, uint64_t seed);
+// On top of init_random: drafter layers become copies of the target's last layers, fc the identity on the last tap, norms the
+// target's, markov_w2 zero.
+void warm_start(model::Drafter& drafter, const target::TargetFiles& files);
+
+}  // namespace dspark::train
