@@ -1,6 +1,61 @@
+// dspark: parses the command line, calls one job, turns errors into exit codes: 0 done, 1 failed, 2 wrong usage, 75 stopped.
 #include <cstdio>
+#include <cstdlib>
 
-int main() {
-  std::puts("dspark " DSPARK_VERSION);
-  return 0;
+#include "commands.h"
+#include "core/error.h"
+#include "core/log.h"
+#include "core/stop.h"
+#include "core/threads.h"
+#include "model/ops_cpu/gemm.h"
+
+namespace {
+
+using namespace dspark;
+
+std::string version_text() {
+  std::string kernels;
+  for (const auto* k : model::cpu::available_kernels()) kernels += (kernels.empty() ? "" : " ") + std::string(k->name());
+  return fmt::format("dspark {}\nmatrix kernels here: {}\ncores: {}\nGPU: this build has no CUDA backend\n", DSPARK_VERSION, kernels, usable_cores());
+}
+
+int run(int argc, char** argv) {
+  CLI::App app{"Trains, packs and measures speculative-decoding drafters (DSpark, DFlash) for large language models.", "dspark"};
+  app.require_subcommand(1);
+  app.get_formatter()->column_width(38);
+  app.set_version_flag("--version", version_text, "version, matrix kernels, cores");
+  cmd::add_extract(app);
+  cmd::add_train(app);
+  cmd::add_eval(app);
+  cmd::add_pack(app);
+  cmd::add_bench(app);
+  install_stop_handler();
+  try {
+    app.parse(argc, argv);
+  } catch (const CLI::ParseError& e) {
+    if (e.get_exit_code() == 0) return app.exit(e);  // --help, --version
+    std::fprintf(stderr, "dspark: %s\n", e.what());
+    std::string where;
+    for (const auto* sub : app.get_subcommands()) where += " " + sub->get_name();
+    std::fprintf(stderr, "See 'dspark%s --help'.\n", where.c_str());
+    return static_cast<int>(ExitCode::usage);
+  }
+  return static_cast<int>(ExitCode::ok);
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  try {
+    return run(argc, argv);
+  } catch (const dspark::Error& e) {
+    std::fprintf(stderr, "dspark: %s\n", e.what());
+    return static_cast<int>(e.code());
+  } catch (const std::bad_alloc&) {
+    std::fprintf(stderr, "dspark: not enough memory; try fewer --row-tokens, a smaller --batch, or a shorter --max-length\n");
+    return static_cast<int>(dspark::ExitCode::failed);
+  } catch (const std::exception& e) {
+    std::fprintf(stderr, "dspark: %s\n", e.what());
+    return static_cast<int>(dspark::ExitCode::failed);
+  }
 }

@@ -1,0 +1,19 @@
+// The subcommands: each file declares its options on a CLI11 app and makes one call into lib/job.
+#pragma once
+
+#include <CLI/CLI.hpp>
+
+#include "job/common.h"
+
+namespace dspark::cmd {
+
+void add_extract(CLI::App& app);
+void add_train(CLI::App& app);
+void add_eval(CLI::App& app);
+void add_pack(CLI::App& app);
+void add_bench(CLI::App& app);
+
+// --threads, --device, --precision, --cpu-kernel, --seed, --json, --dry-run, --log-level, --config.
+void add_common(CLI::App& sub, job::CommonOptions& options);
+
+}  // namespace dspark::cmd

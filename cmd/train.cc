@@ -1,0 +1,57 @@
+#include "job/train.h"
+
+#include "commands.h"
+
+namespace dspark::cmd {
+
+void add_train(CLI::App& app) {
+  auto o = std::make_shared<job::TrainOptions>();
+  CLI::App* sub = app.add_subcommand("train", "a store -> a drafter");
+  sub->add_option("--store", o->stores, "hidden-state stores, DeepSpec caches or folders of hs_*.safetensors")->type_name("STORE");
+  sub->add_option("--target", o->target, "the target the states came from")->type_name("TARGET");
+  sub->add_option("--out", o->out, "the run's folder; the same run resumes")->type_name("DIR");
+  sub->add_option("--init", o->init, "start from this drafter's weights")->type_name("DRAFTER");
+  const char* shape = "Drafter";
+  sub->add_option("--algorithm", o->algorithm, "dspark or dflash (no heads, cross-entropy only)")->capture_default_str()->group(shape);
+  sub->add_option("--layers", o->layers, "decoder layers")->capture_default_str()->group(shape);
+  sub->add_option("--block", o->block, "tokens of a block")->capture_default_str()->group(shape);
+  sub->add_option("--markov", o->markov, "Markov head: vanilla or none")->capture_default_str()->group(shape);
+  sub->add_option("--rank", o->rank, "of the Markov head")->capture_default_str()->group(shape);
+  sub->add_flag("--no-confidence", o->no_confidence, "without a confidence head")->group(shape);
+  sub->add_option("--draft-vocab", o->draft_vocab, "keep the N most frequent label tokens (0: all)")->type_name("N")->capture_default_str()->group(shape);
+  sub->add_option("--taps", o->taps, "store (all it holds), auto, or layer numbers")->capture_default_str()->group(shape);
+  sub->add_option("--layer-types", o->layer_types, "full or sliding")->capture_default_str()->group(shape);
+  sub->add_option("--window", o->window, "of sliding layers")->capture_default_str()->group(shape);
+  sub->add_option("--window-rule", o->window_rule, "served (as vLLM and llama.cpp do) or anchor")->capture_default_str()->group(shape);
+  sub->add_option("--layout", o->layout, "anchor (slot k predicts p+k+1) or bonus")->capture_default_str()->group(shape);
+  sub->add_option("--mask-token", o->mask_token, "token id of a block's empty slots (-1: the tokenizer's)")->capture_default_str()->group(shape);
+  sub->add_option("--warm-start", o->warm_start, "target (copies of its last layers) or none (random)")->capture_default_str()->group(shape);
+  const char* objective = "Objective";
+  sub->add_option("--recipe", o->recipe, "bundle of defaults: deepspec")->capture_default_str()->group(objective);
+  sub->add_option("--loss", o->loss, "terms and weights: ce=0.1,tv=1.8,conf=1 (also kl, rkl, jsd, nla, lk_hybrid)")->type_name("TERMS")->group(objective);
+  sub->add_option("--decay", o->decay, "gamma of the slot weights exp(-k/gamma); 0: none")->capture_default_str()->group(objective);
+  sub->add_option("--denominator", o->denominator, "pooled (whole batch) or micro (a micro-step)")->capture_default_str()->group(objective);
+  const char* run = "Run";
+  sub->add_option("--steps", o->steps, "optimizer steps")->capture_default_str()->group(run);
+  sub->add_option("--epochs", o->epochs, "instead of --steps")->capture_default_str()->group(run);
+  sub->add_option("--batch-docs", o->batch_docs, "documents a step (0: chosen by the store's size, at most 512)")->capture_default_str()->group(run);
+  sub->add_option("--row-tokens", o->row_tokens, "documents are packed into rows of about this length")->capture_default_str()->check(CLI::PositiveNumber)->group(run);
+  sub->add_option("--anchors", o->anchors, "blocks drawn a document")->capture_default_str()->check(CLI::PositiveNumber)->group(run);
+  sub->add_option("--chunk-slots", o->chunk_slots, "slots whose logits are held at once")->capture_default_str()->check(CLI::PositiveNumber)->group(run);
+  sub->add_option("--optimizer", o->optimizer, "adamw")->capture_default_str()->group(run);
+  sub->add_option("--lr", o->lr, "peak learning rate, cosine")->capture_default_str()->group(run);
+  sub->add_option("--warmup", o->warmup, "fraction of the steps")->capture_default_str()->check(CLI::Range(0.0, 1.0))->group(run);
+  sub->add_option("--weight-decay", o->weight_decay, "decoupled")->capture_default_str()->check(CLI::NonNegativeNumber)->group(run);
+  sub->add_option("--clip", o->clip, "maximal gradient norm (0: none)")->capture_default_str()->check(CLI::NonNegativeNumber)->group(run);
+  sub->add_option("--val-fraction", o->val_fraction, "of the documents, by their ids")->capture_default_str()->group(run);
+  sub->add_option("--validate-every", o->validate_every, "steps (0: at the end)")->capture_default_str()->check(CLI::NonNegativeNumber)->group(run);
+  sub->add_option("--save-every", o->save_every, "steps between checkpoints (0: at the end and on a stop)")->capture_default_str()->check(CLI::NonNegativeNumber)->group(run);
+  sub->add_option("--keep", o->keep, "checkpoints kept")->capture_default_str()->check(CLI::PositiveNumber)->group(run);
+  sub->add_option("--time-limit", o->time_limit_s, "seconds; then checkpoint and exit 75")->capture_default_str()->check(CLI::NonNegativeNumber)->group(run);
+  sub->add_flag("--resume", o->resume, "said for clarity: the same run always resumes")->group(run);
+  sub->add_flag("--plan", o->plan, "print memory and work of a step, train nothing")->group(run);
+  add_common(*sub, o->common);
+  sub->callback([o] { job::run_train(*o); });
+}
+
+}  // namespace dspark::cmd

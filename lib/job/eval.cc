@@ -1,0 +1,228 @@
+#include "job/eval.h"
+
+#include <unistd.h>
+
+#include <algorithm>
+#include <iostream>
+#include <nlohmann/json.hpp>
+
+#include "core/error.h"
+#include "core/log.h"
+#include "core/stop.h"
+#include "formats/loss_mask.h"
+#include "formats/rows.h"
+#include "model/drafter_files.h"
+#include "spec/statistics.h"
+#include "train/init.h"
+
+namespace dspark::job {
+
+using namespace spec;
+
+namespace {
+
+struct LoadedDrafter {
+  fs::path path;
+  model::DrafterFiles files;
+  std::unique_ptr<model::Drafter> drafter;
+  std::unique_ptr<Decoder> decoder;
+};
+
+// Everything that would decode wrongly instead of failing is refused here.
+void check_drafter(const model::DrafterFiles& d, const target::TargetFiles& files) {
+  const auto& c = d.config;
+  const auto& t = files.config();
+  const std::string where = d.path.string();
+  DS_REQUIRE(c.target_hidden == t.hidden, "{}: it reads target states of width {}, {} has {}: it is another target's drafter", where, c.target_hidden, files.name(), t.hidden);
+  DS_REQUIRE(c.vocab == t.vocab, "{}: its vocabulary has {} tokens, {}'s {}: it is another target's drafter", where, c.vocab, files.name(), t.vocab);
+  DS_REQUIRE(c.taps.back().n < t.layers, "{}: it taps the state after {} layers, {} has {}: it is another target's drafter", where, c.taps.back().n, files.name(), t.layers);
+  DS_REQUIRE(c.tokenizer_hash.empty() || c.tokenizer_hash == files.tokenizer().identity(), "{}: it was trained with another tokenizer ({}) than {}'s ({})", where,
+             c.tokenizer_hash.substr(0, 12), files.name(), files.tokenizer().identity().substr(0, 12));
+}
+
+LoadedDrafter load(const fs::path& path, target::TargetModel& model, const target::TargetFiles& files, int64_t capacity) {
+  LoadedDrafter d{path, model::read_drafter(path), nullptr, nullptr};
+  check_drafter(d.files, files);
+  d.drafter = std::make_unique<model::Drafter>(model.context(), d.files.config, model::DrafterOptions{.trainable = false});
+  model::load_drafter(*d.drafter, d.files, train::target_values(files, d.files.kept));
+  d.decoder = std::make_unique<Decoder>(model, *d.drafter, d.files.kept, capacity);
+  return d;
+}
+
+struct TaskPrompt {
+  size_t task;
+  std::string text;
+};
+
+std::vector<TaskPrompt> read_tasks(const EvalOptions& o) {
+  std::vector<TaskPrompt> prompts;
+  for (size_t task = 0; task < o.data.size(); ++task) {
+    formats::RowReport report;
+    formats::RowReader reader({o.data[task]}, {.strict = true}, report);
+    int64_t n = 0;
+    while (auto row = reader.next()) {
+      if (o.limit > 0 && n >= o.limit) break;
+      std::string text;
+      if (row->kind == formats::Row::Kind::prompts) text = row->prompts.front();
+      else if (row->kind == formats::Row::Kind::conversation)
+        for (const auto& m : *row->messages)
+          if (text.empty() && m.value("role", "") == "user" && m.contains("content") && m.at("content").is_string()) text = m.at("content");
+      DS_REQUIRE(!text.empty(), "{}: no user turn to answer", row->where);
+      prompts.push_back({task, text});
+      ++n;
+    }
+    DS_REQUIRE(n > 0, "{} holds no prompt", o.data[task].string());
+  }
+  return prompts;
+}
+
+OrderedJson interval_json(const Interval& i) { return OrderedJson::array({i.low, i.high}); }
+
+OrderedJson stats_json(std::span<const PromptStats> prompts, uint64_t seed, bool plain) {
+  const PromptStats t = total(prompts);
+  const Interval length = accepted_length(prompts, seed);
+  auto prefix = OrderedJson::array(), conditional = OrderedJson::array();
+  for (size_t k = 0; k < t.proposed.size(); ++k) {
+    prefix.push_back(t.proposed[k] > 0 ? static_cast<double>(t.accepted[k]) / static_cast<double>(t.proposed[k]) : 0.0);
+    const int64_t before = k == 0 ? t.proposed[0] : t.accepted[k - 1];
+    conditional.push_back(before > 0 ? static_cast<double>(t.accepted[k]) / static_cast<double>(before) : 0.0);
+  }
+  OrderedJson j{{"prompts", prompts.size()}, {"rounds", t.rounds}, {"rounds_cut", t.cut}, {"tokens", t.tokens}, {"accepted_length", length.mean}, {"ci95", interval_json(length)},
+                {"prefix_acceptance", prefix}, {"conditional_acceptance", conditional}, {"tokens_per_s", t.seconds > 0 ? static_cast<double>(t.tokens) / t.seconds : 0.0}};
+  if (plain && t.plain_seconds > 0 && t.plain_tokens > 0) {
+    const double with = static_cast<double>(t.tokens) / t.seconds, without = static_cast<double>(t.plain_tokens) / t.plain_seconds;
+    j["tokens_per_s_without"] = without, j["speedup"] = with / without;
+    // Seconds a round over seconds a plain token: the accepted length at which drafting pays.
+    j["break_even_length"] = (t.seconds / static_cast<double>(std::max<int64_t>(t.rounds + t.cut, 1))) * without;
+  }
+  return j;
+}
+
+void print_table(const std::string& name, const OrderedJson& j) {
+  fmt::print("{:<24} accepted length {:.3f} [{:.3f}, {:.3f}] in {} rounds, {} tokens\n", name, j["accepted_length"].get<double>(), j["ci95"][0].get<double>(), j["ci95"][1].get<double>(),
+             j["rounds"].get<int64_t>(), j["tokens"].get<int64_t>());
+  std::string line = "  accepted up to position ";
+  for (const auto& v : j["prefix_acceptance"]) line += fmt::format(" {:.3f}", v.get<double>());
+  fmt::print("{}\n", line);
+  if (j.contains("speedup"))
+    fmt::print("  {:.1f} tokens/s with, {:.1f} without drafting: {:.2f}x; drafting pays here above an accepted length of {:.2f}\n", j["tokens_per_s"].get<double>(), j["tokens_per_s_without"].get<double>(),
+               j["speedup"].get<double>(), j["break_even_length"].get<double>());
+  if (j.contains("match_greedy")) fmt::print("  greedy output equals plain decoding on {} of {} prompts\n", j["match_greedy"].get<int64_t>(), j["prompts"].get<int64_t>());
+}
+
+// Streams one answer; accepted tokens in green on a terminal.
+void show(LoadedDrafter& d, const target::TargetFiles& files, const OrderedJson& messages, const DecodeOptions& options, std::string* answer) {
+  const auto prompt = formats::prompt_ids(messages, nullptr, files.render(), files.tokenizer());
+  const bool colour = ::isatty(1) == 1;
+  formats::StreamDecoder stream(files.tokenizer());
+  auto put = [&](int32_t token, bool accepted) {
+    const std::string text = stream.push(token);
+    if (answer) *answer += text;
+    fmt::print("{}{}{}", colour && accepted ? "\033[32m" : "", text, colour && accepted ? "\033[0m" : "");
+  };
+  bool first = true;
+  const Decoded out = d.decoder->speculative(prompt, options, [&](const Round& r) {
+    for (size_t i = 0; i < r.tokens.size(); ++i) put(r.tokens[i], static_cast<int64_t>(i) < r.accepted);
+    std::fflush(stdout);
+    first = false;
+    return !stop_requested();
+  });
+  const PromptStats s = prompt_stats(out, d.files.config.proposals());
+  fmt::print("{}\n", stream.finish());
+  log_info("{} tokens in {} rounds, accepted length {:.2f}, {:.1f} tokens/s", s.tokens, s.rounds + s.cut, s.accepted_length(), s.seconds > 0 ? static_cast<double>(s.tokens) / s.seconds : 0.0);
+}
+
+}  // namespace
+
+void run_eval(const EvalOptions& o) {
+  if (o.target.empty()) fail_usage("eval needs --target");
+  if (o.drafters.empty()) fail_usage("eval needs --drafter");
+  if (o.data.empty() && o.prompt.empty() && !o.chat) fail_usage("eval needs --data TASK.jsonl, --prompt TEXT or --chat");
+  if (o.temperature < 0) fail_usage("--temperature {}: 0 (greedy) or more", o.temperature);
+  if (o.max_new_tokens < 1) fail_usage("--max-new-tokens {}: at least 1", o.max_new_tokens);
+  const target::TargetFiles files(o.target);
+  for (const auto& path : o.drafters) check_drafter(model::read_drafter(path), files);
+  const auto tasks = o.data.empty() ? std::vector<TaskPrompt>{} : read_tasks(o);
+  JsonLines json(o.common.json);
+  auto backend = make_job_backend(o.common);
+  if (o.common.dry_run) {
+    log_info("dry run: {} drafters fit {}, {} prompts", o.drafters.size(), files.name(), tasks.size());
+    return;
+  }
+  target::TargetModel model(backend->context(), files.config(), files.loader());
+  std::vector<LoadedDrafter> drafters;
+  for (const auto& path : o.drafters) drafters.push_back(load(path, model, files, o.max_length));
+  DecodeOptions d;
+  d.sampling = {o.temperature, o.top_k, o.top_p, o.min_p};
+  d.max_new_tokens = std::min(o.max_new_tokens, o.max_length / 2);
+  d.seed = o.common.seed;
+  d.end_tokens = files.tokenizer().end_tokens();
+
+  if (!o.prompt.empty()) return show(drafters.front(), files, OrderedJson::array({OrderedJson{{"role", "user"}, {"content", o.prompt}}}), d, nullptr);
+  if (o.chat) {
+    OrderedJson messages = OrderedJson::array();
+    for (std::string line; fmt::print("> "), std::fflush(stdout), std::getline(std::cin, line) && !stop_requested(); ++d.stream) {
+      messages.push_back(OrderedJson{{"role", "user"}, {"content", line}});
+      std::string answer;
+      show(drafters.front(), files, messages, d, &answer);
+      messages.push_back(OrderedJson{{"role", "assistant"}, {"content", answer}});
+    }
+    return;
+  }
+
+  log_info("{} prompts, {} drafters, temperature {}; {}", tasks.size(), drafters.size(), o.temperature, backend->describe());
+  std::vector<std::vector<PromptStats>> stats(drafters.size());
+  std::vector<int64_t> match(drafters.size(), 0);
+  Progress progress("eval", tasks.size(), "prompts");
+  for (size_t i = 0; i < tasks.size(); ++i) {
+    if (stop_requested()) stopped("nothing is written by an eval that did not finish");
+    const auto prompt = formats::prompt_ids(OrderedJson::array({OrderedJson{{"role", "user"}, {"content", tasks[i].text}}}), nullptr, files.render(), files.tokenizer());
+    d.stream = i;
+    DS_REQUIRE(static_cast<int64_t>(prompt.size()) + d.max_new_tokens + 64 <= o.max_length, "prompt {} has {} tokens; with {} new ones it needs a larger --max-length than {}", i, prompt.size(),
+               d.max_new_tokens, o.max_length);
+    Decoded plain;
+    if (o.plain) plain = drafters.front().decoder->plain(prompt, d);
+    for (size_t k = 0; k < drafters.size(); ++k) {
+      const Decoded out = drafters[k].decoder->speculative(prompt, d);
+      PromptStats s = prompt_stats(out, drafters[k].files.config.proposals());
+      s.plain_seconds = plain.seconds;
+      s.plain_tokens = std::max<int64_t>(0, static_cast<int64_t>(plain.tokens.size()) - 1);
+      match[k] += out.tokens == plain.tokens ? 1 : 0;
+      stats[k].push_back(std::move(s));
+    }
+    progress.update(i + 1);
+  }
+  progress.finish();
+
+  auto result_of = [&](size_t k) {
+    auto list = OrderedJson::array();
+    for (size_t t = 0; t < o.data.size(); ++t) {
+      std::vector<PromptStats> part;
+      for (size_t i = 0; i < tasks.size(); ++i)
+        if (tasks[i].task == t) part.push_back(stats[k][i]);
+      OrderedJson j{{"task", o.data[t].string()}};
+      j.update(stats_json(part, o.common.seed, o.plain));
+      list.push_back(j);
+    }
+    OrderedJson all = stats_json(stats[k], o.common.seed, o.plain);
+    if (o.plain && o.temperature < 1e-5) all["match_greedy"] = match[k];
+    return OrderedJson{{"drafter", o.drafters[k].string()}, {"temperature", o.temperature}, {"tasks", list}, {"total", all}};
+  };
+  OrderedJson result = result_of(0);
+  print_table(o.drafters[0].filename().string(), result["total"]);
+  if (drafters.size() > 1) {
+    result["compared"] = OrderedJson::array();
+    for (size_t k = 1; k < drafters.size(); ++k) {
+      OrderedJson other = result_of(k);
+      const Interval difference = paired_difference(stats[0], stats[k], o.common.seed);
+      other["paired_difference"] = OrderedJson{{"mean", difference.mean}, {"ci95", interval_json(difference)}};
+      print_table(o.drafters[k].filename().string(), other["total"]);
+      fmt::print("  {} - {}, paired by prompt: {:+.3f} [{:+.3f}, {:+.3f}]\n", o.drafters[0].filename().string(), o.drafters[k].filename().string(), difference.mean, difference.low, difference.high);
+      result["compared"].push_back(other);
+    }
+  }
+  result["peak_rss_bytes"] = peak_rss_bytes();
+  json.write(result);
+}
+
+}  // namespace dspark::job

@@ -1,0 +1,88 @@
+#include "job/pack.h"
+
+#include <nlohmann/json.hpp>
+#include <optional>
+
+#include "core/error.h"
+#include "core/log.h"
+#include "job/common.h"
+#include "model/drafter_files.h"
+#include "target/target_files.h"
+#include "train/init.h"
+
+namespace dspark::job {
+
+using namespace model;
+
+namespace {
+
+const char* markov_name(Markov m) {
+  switch (m) {
+    case Markov::none: return "none";
+    case Markov::vanilla: return "vanilla";
+    case Markov::gated: return "gated";
+    case Markov::rnn: return "rnn";
+  }
+  return "?";
+}
+
+OrderedJson describe(const DrafterFiles& d) {
+  const DrafterConfig& c = d.config;
+  auto taps = OrderedJson::array();
+  for (TapLayer t : c.taps) taps.push_back(t.n);
+  auto tensors = OrderedJson::array();
+  int64_t parameters = 0;
+  for (const auto& name : d.tensors.names()) {
+    const auto& t = d.tensors.get(name);
+    parameters += t.count();
+    tensors.push_back(OrderedJson{{"name", name}, {"dtype", dtype_name(t.dtype)}, {"shape", t.shape}});
+  }
+  return OrderedJson{{"format", format_name(d.format)}, {"algorithm", c.algorithm}, {"target", c.target_name}, {"hidden", c.hidden}, {"target_hidden", c.target_hidden}, {"layers", c.n_layers()},
+                     {"heads", c.heads}, {"kv_heads", c.kv_heads}, {"head_dim", c.head_dim}, {"ffn", c.ffn}, {"vocabulary", c.vocab}, {"draft_vocabulary", c.draft_vocab},
+                     {"taps_after_layers", taps}, {"block", c.block}, {"proposals", c.proposals()}, {"layout", c.sample_from_anchor ? "anchor" : "bonus"}, {"markov", markov_name(c.markov)}, {"rank", c.rank},
+                     {"confidence", c.confidence}, {"mask_token", c.mask_token}, {"window", c.window}, {"rope", c.rope.type}, {"rope_theta", c.rope.theta}, {"states_from", c.trained_on},
+                     {"tokenizer_hash", c.tokenizer_hash}, {"from_target", d.from_target}, {"stored_values", parameters}, {"tensors", tensors}};
+}
+
+}  // namespace
+
+void run_pack(const PackOptions& o) {
+  const DrafterFiles d = read_drafter(o.drafter);
+  JsonLines json(o.json);
+  if (o.inspect) {
+    const OrderedJson j = describe(d);
+    json.write(j);
+    if (o.json == "-") return;
+    for (const auto& [key, value] : j.items())
+      if (key != "tensors") fmt::print("{:<20} {}\n", key, value.is_string() ? value.get<std::string>() : value.dump());
+    for (const auto& t : j["tensors"]) fmt::print("  {:<44} {:<5} {}\n", t["name"].get<std::string>(), t["dtype"].get<std::string>(), t["shape"].dump());
+    return;
+  }
+  if (o.to != "speculators" && o.to != "deepspec") fail_usage("--to {}: this version writes speculators and deepspec", o.to);
+  if (o.out.empty()) fail_usage("pack needs --out PATH (or --inspect)");
+  DS_REQUIRE(!fs::exists(o.out / "config.json"), "{} holds a drafter already; choose another --out", o.out.string());
+  WriteOptions w;
+  w.format = o.to == "deepspec" ? DrafterFormat::deepspec : DrafterFormat::speculators;
+  std::optional<target::TargetFiles> files;
+  TensorValues from_target;
+  if (!o.target.empty()) {
+    files.emplace(o.target);
+    const auto& t = files->config();
+    DS_REQUIRE(t.hidden == d.config.target_hidden && t.vocab == d.config.vocab, "{} (width {}, vocabulary {}) is not this drafter's target (width {}, vocabulary {})", o.target.string(), t.hidden, t.vocab,
+               d.config.target_hidden, d.config.vocab);
+    from_target = train::target_values(*files, d.kept);
+    w.num_target_layers = t.layers;
+  }
+  // speculators leaves the target's embeddings out; DeepSpec wants them in.
+  w.with_embeddings = d.from_target.empty() || files.has_value();
+  DS_REQUIRE(w.format != DrafterFormat::deepspec || w.with_embeddings, "DeepSpec's format holds the target's embeddings, {} does not: add --target TARGET", o.drafter.string());
+  write_drafter(o.out, d.config, d.kept, [&](const std::string& name) {
+    const auto* view = d.tensors.find(name);
+    return view ? formats::read_f32(*view) : from_target(name);
+  }, w);
+  read_drafter(o.out);  // what was written is a drafter
+  log_info("{}: {} drafter of {} written", o.out.string(), o.to, o.drafter.string());
+  json.write(OrderedJson{{"drafter", o.drafter.string()}, {"out", o.out.string()}, {"format", o.to}, {"bytes", fs::file_size(o.out / "model.safetensors")}});
+}
+
+}  // namespace dspark::job
