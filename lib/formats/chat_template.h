@@ -38,8 +38,8 @@ class TemplateError : public Error {
 };
 
 struct TemplateLimits {
-  uint64_t max_steps = 20'000'000;        // evaluated nodes and visited elements; about a second
-  uint64_t max_bytes = 512ull << 20;      // text made along the way, the result included
+  uint64_t max_steps = 10'000'000;        // evaluated nodes and visited elements; a second or two
+  uint64_t max_bytes = 256ull << 20;      // text and lists made along the way, the result included
 };
 
 struct ChatOptions {

@@ -75,6 +75,12 @@ void Interp::emit(const std::string& text) {
   *out_ += text;
 }
 
+// What a filter or call block gives is not converted to text, as a print statement's value is.
+void Interp::emit_text(const Value& value) {
+  if (!value.is(Type::text)) type_error("sequence item 0: expected str instance, {} found", type_name(value));
+  emit(value.str());
+}
+
 Interp::Flow Interp::exec(const Body& body, const ScopePtr& scope) {
   const Depth depth(depth_);
   for (const auto& stmt : body) {
@@ -145,13 +151,13 @@ Interp::Flow Interp::exec_filter_block(const Stmt& stmt, const ScopePtr& scope) 
   out_ = outer;
   if (flow != Flow::normal) return flow;
   const Value input = Value::text(std::move(captured));
-  *out_ += text(eval_filter(*stmt.exprs[0], scope, &input));
+  emit_text(eval_filter(*stmt.exprs[0], scope, &input));
   return Flow::normal;
 }
 
 void Interp::exec_call(const Stmt& stmt, const ScopePtr& scope) {
   const Value caller = make_macro(stmt, scope);
-  *out_ += text(eval_call(*stmt.exprs[0], scope, &caller));
+  emit_text(eval_call(*stmt.exprs[0], scope, &caller));
 }
 
 void Interp::check_namespaces(const Target& target, const ScopePtr& scope) {

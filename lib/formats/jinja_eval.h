@@ -97,6 +97,7 @@ class Interp {
   void assign(const Target& target, const Value& value, const ScopePtr& scope);
   void check_namespaces(const Target& target, const ScopePtr& scope);
   void emit(const std::string& text);
+  void emit_text(const Value& value);
   Value lookup(int symbol, const ScopePtr& scope);
   void capture(const ScopePtr& scope);
   Value make_macro(const Stmt& stmt, const ScopePtr& scope);

@@ -2,6 +2,7 @@
 #include <algorithm>
 
 #include "formats/jinja_eval.h"
+#include "formats/jinja_parser.h"
 #include "formats/jinja_text.h"
 
 namespace dspark::formats::jinja {
@@ -25,6 +26,22 @@ Value bound_method(const Value& self, const std::string& name) {
   return Value::object(Type::method, method);
 }
 
+// Kinds that build a container rather than find one.
+bool makes_elements(Expr::Kind kind) {
+  return kind == Expr::list || kind == Expr::tuple || kind == Expr::slice || kind == Expr::filter || kind == Expr::call;
+}
+
+size_t element_count(const Value& value) {
+  if (value.is(Type::list) || value.is(Type::tuple)) return value.items().size();
+  if (value.is(Type::iterator)) return value.as<Iterator>().items.size() - value.as<Iterator>().pos;
+  return 0;
+}
+
+// Functions that are classes in Python, with attributes of their own.
+bool is_class(const Function& function) {
+  return function.name == "dict" || function.name == "namespace" || function.name == "cycler" || function.name == "joiner";
+}
+
 // Attributes that every Python object has; templates must not reach them.
 bool is_dunder(const std::string& name) {
   return name.size() > 4 && name.starts_with("__") && name.ends_with("__");
@@ -36,7 +53,9 @@ Value Interp::eval(const Expr& expr, const ScopePtr& scope) {
   const Depth depth(depth_);
   meter.step();
   try {
-    return eval_node(expr, scope);
+    Value value = eval_node(expr, scope);
+    if (makes_elements(expr.kind)) meter.elements(element_count(value));
+    return value;
   } catch (PyError& error) {
     if (error.line == 0) error.line = expr.line;
     throw;
@@ -61,6 +80,8 @@ Value Interp::eval_node(const Expr& expr, const ScopePtr& scope) {
     case Expr::filter: return eval_filter(expr, scope, nullptr);
     case Expr::test: {
       const Value value = eval(child(0), scope);
+      if (!is_test(expr.text))
+        throw PyError("TemplateRuntimeError", fmt::format("No test named {} found.", repr_text(expr.text)));
       return Value::boolean(call_test(expr.text, value, eval_arguments(expr, scope)));
     }
     case Expr::negative:
@@ -184,6 +205,8 @@ Value Interp::eval_filter(const Expr& expr, const ScopePtr& scope, const Value* 
   const Value value = expr.children[0] == nullptr                        ? *input
                       : input != nullptr && expr.children[0]->kind == Expr::filter ? eval_filter(*expr.children[0], scope, input)
                                                                           : eval(*expr.children[0], scope);
+  if (!is_filter(expr.text))
+    throw PyError("TemplateRuntimeError", fmt::format("No filter named {} found.", repr_text(expr.text)));
   return call_filter(expr.text, value, eval_arguments(expr, scope));
 }
 
@@ -199,6 +222,8 @@ Value Interp::get_attribute(const Value& object, const std::string& name) {
     if (!object.is(Type::dict) || object.as<Dict>().find(name) == nullptr)
       unsupported("the attribute '{}'", name);
   }
+  if (object.is(Type::function) && is_class(object.as<Function>()))
+    unsupported("the attribute '{}' of '{}'", name, object.as<Function>().name);
   if (object.is(Type::name_space)) {
     for (const auto& [key, value] : object.as<Namespace>().attributes)
       if (key == name) return name.starts_with("_") ? unsafe(object, name) : value;
@@ -254,6 +279,8 @@ Value Interp::get_item(const Value& object, const Value& index) {
       }
     }
   }
+  if (object.is(Type::function) && is_class(object.as<Function>()))
+    unsupported("an item of '{}'", object.as<Function>().name);
   if (index.is(Type::text)) {
     switch (attribute_kind(object, index.str())) {
       case AttributeKind::method: return bound_method(object, index.str());

@@ -7,11 +7,10 @@
 #include <cstdio>
 #include <cstdlib>
 
+#include "formats/jinja_parser.h"
 #include "formats/jinja_text.h"
 
 namespace dspark::formats::jinja {
-
-bool is_filter(std::string_view name);
 
 namespace {
 
@@ -26,7 +25,7 @@ std::string plain(Interp& interp, const Value& value) {
 template <std::string (*kMap)(std::string_view)>
 Value mapped(Interp& interp, const Value& value, const Args& args) {
   const Params params("filter", args, {});
-  return Value::text(kMap(plain(interp, value)));
+  return Value::text(kMap(interp.text(value)), value.is_markup());
 }
 
 // Words begin after white space, '-' and opening brackets; unlike str.title.
@@ -54,10 +53,11 @@ std::string title_filter(std::string_view text) {
 
 Value trim(Interp& interp, const Value& value, const Args& args) {
   const Params params("trim", args, {"chars"});
-  const std::string text = plain(interp, value);
-  if (params[0] == nullptr || params[0]->is(Type::none)) return Value::text(std::string(strip(text, true, true)));
+  const std::string text = interp.text(value);
+  if (params[0] == nullptr || params[0]->is(Type::none))
+    return Value::text(std::string(strip(text, true, true)), value.is_markup());
   if (!params[0]->is(Type::text)) type_error("strip arg must be None or str");
-  return Value::text(std::string(strip_chars(text, params[0]->str(), true, true)));
+  return Value::text(std::string(strip_chars(text, params[0]->str(), true, true)), value.is_markup());
 }
 
 Value replace(Interp& interp, const Value& value, const Args& args) {
@@ -65,7 +65,7 @@ Value replace(Interp& interp, const Value& value, const Args& args) {
   Args inner;
   inner.positional = {Value::text(interp.text(*params[0])), Value::text(interp.text(*params[1]))};
   if (params[2] != nullptr && !params[2]->is(Type::none)) inner.positional.push_back(*params[2]);
-  return call_method(interp, Value::text(plain(interp, value)), "replace", inner);
+  return call_method(interp, Value::text(interp.text(value)), "replace", inner);
 }
 
 Value string(Interp& interp, const Value& value, const Args& args) {
@@ -148,21 +148,7 @@ Value format(Interp& interp, const Value& value, const Args& args) {
 
 Value escape(Interp& interp, const Value& value, const Args& args) {
   const Params params("escape", args, {});
-  if (value.is_markup()) return value;
-  const std::string text = interp.text(value);
-  interp.meter.bytes(text.size() * 2);
-  std::string out;
-  for (const char c : text) {
-    switch (c) {
-      case '&': out += "&amp;"; break;
-      case '<': out += "&lt;"; break;
-      case '>': out += "&gt;"; break;
-      case '\'': out += "&#39;"; break;
-      case '"': out += "&#34;"; break;
-      default: out += c;
-    }
-  }
-  return Value::text(std::move(out), true);
+  return value.is_markup() ? value : Value::text(escape_html(interp.text(value), interp.meter), true);
 }
 
 Value safe(Interp& interp, const Value& value, const Args& args) {
@@ -354,7 +340,6 @@ Value float_filter(Interp&, const Value& value, const Args& args) {
 
 Value absolute(Interp&, const Value& value, const Args& args) {
   const Params params("abs", args, {});
-  require_defined(value);
   if (!value.is_number()) type_error("bad operand type for abs(): '{}'", type_name(value));
   if (value.is(Type::real)) return Value::real(std::abs(value.as_double()));
   return value.as_int() < 0 ? negate(value, true) : Value::integer(value.as_int());
@@ -366,7 +351,6 @@ Value round_filter(Interp& interp, const Value& value, const Args& args) {
   const std::string method = params[1] ? params.str(1) : "common";
   if (method != "common" && method != "ceil" && method != "floor")
     throw PyError("FilterArgumentError", "method must be common, ceil or floor");
-  require_defined(value);
   if (!value.is_number()) type_error("type {} doesn't define __round__ method", type_name(value));
   if (precision < 0 || precision > 300) unsupported("'round' to {} digits", precision);
   if (method != "common") {
@@ -442,6 +426,22 @@ bool is_unsupported(std::string_view name) {
 }  // namespace
 
 std::span<const FilterEntry> text_filters() { return kTextFilters; }
+
+std::string escape_html(const std::string& text, Meter& meter) {
+  meter.bytes(text.size() * 2);
+  std::string out;
+  for (const char c : text) {
+    switch (c) {
+      case '&': out += "&amp;"; break;
+      case '<': out += "&lt;"; break;
+      case '>': out += "&gt;"; break;
+      case '\'': out += "&#39;"; break;
+      case '"': out += "&#34;"; break;
+      default: out += c;
+    }
+  }
+  return out;
+}
 
 bool is_filter(std::string_view name) { return find_filter(name) != nullptr || is_unsupported(name); }
 

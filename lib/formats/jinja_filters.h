@@ -2,6 +2,7 @@
 #pragma once
 
 #include <span>
+#include <string>
 #include <string_view>
 
 #include "formats/jinja_eval.h"
@@ -12,6 +13,9 @@ struct FilterEntry {
   std::string_view name;
   Value (*call)(Interp&, const Value&, const Args&);
 };
+
+// HTML's special characters as entities.
+std::string escape_html(const std::string& text, Meter& meter);
 
 std::span<const FilterEntry> text_filters();
 std::span<const FilterEntry> sequence_filters();

@@ -230,7 +230,7 @@ Value batch(Interp& interp, const Value& value, const Args& args) {
   }
   if (!row.empty()) {
     if (fills && size > static_cast<int64_t>(row.size())) {
-      interp.meter.step(static_cast<uint64_t>(size));
+      interp.meter.elements(static_cast<uint64_t>(size));
       row.resize(static_cast<size_t>(size), *params[1]);
     }
     out.push_back(Value::list(std::move(row)));
@@ -244,7 +244,7 @@ Value slice_filter(Interp& interp, const Value& value, const Args& args) {
   const Values all = iterate(value, interp.meter);
   if (n_slices == 0) throw PyError("ZeroDivisionError", "integer division or modulo by zero");
   if (n_slices < 0) return Value::iterator({});
-  interp.meter.step(static_cast<uint64_t>(n_slices));
+  interp.meter.elements(static_cast<uint64_t>(n_slices));
   const auto size = static_cast<int64_t>(all.size());
   const int64_t per_slice = size / n_slices, n_longer = size % n_slices;
   Values out;

@@ -114,7 +114,8 @@ class PrintfFormatter {
     } else {
       values_ = {args};
     }
-    single_ = !args.is(Type::tuple);
+    // Python lets anything that looks like a mapping go unused, a list too.
+    may_be_unused_ = is_mapping_ || args.is(Type::list) || args.is(Type::range);
   }
 
   std::string run() {
@@ -135,7 +136,7 @@ class PrintfFormatter {
       interp_.meter.bytes(piece.size());
       out += piece;
     }
-    if (used_ < values_.size() && !(single_ && is_mapping_)) type_error("not all arguments converted during string formatting");
+    if (used_ < values_.size() && !may_be_unused_) type_error("not all arguments converted during string formatting");
     return out;
   }
 
@@ -222,7 +223,7 @@ class PrintfFormatter {
   const std::string& format_;
   Values values_;
   size_t used_ = 0;
-  bool is_mapping_, single_ = false;
+  bool is_mapping_, may_be_unused_ = false;
   Value mapping_;
 };
 

@@ -3,6 +3,7 @@
 #include <cmath>
 
 #include "formats/jinja_eval.h"
+#include "formats/jinja_filters.h"
 #include "formats/jinja_text.h"
 
 namespace dspark::formats::jinja {
@@ -144,11 +145,12 @@ Value add_sequences(const Value& left, const Value& right, Meter& meter) {
   if (left.type() != right.type())
     type_error("can only concatenate {} (not \"{}\") to {}", type_name(left), type_name(right), type_name(left));
   if (left.is(Type::text)) {
-    if (left.is_markup() || right.is_markup()) unsupported("adding escaped text");
     meter.bytes(left.str().size() + right.str().size());
-    return Value::text(left.str() + right.str());
+    if (!left.is_markup() && !right.is_markup()) return Value::text(left.str() + right.str());
+    const auto escaped = [&](const Value& part) { return part.is_markup() ? part.str() : escape_html(part.str(), meter); };
+    return Value::text(escaped(left) + escaped(right), true);
   }
-  meter.step(left.items().size() + right.items().size());
+  meter.elements(left.items().size() + right.items().size());
   Values items = left.items();
   items.insert(items.end(), right.items().begin(), right.items().end());
   return left.is(Type::list) ? Value::list(std::move(items)) : Value::tuple(std::move(items));
@@ -172,7 +174,7 @@ Value repeat(const Value& sequence, const Value& count, Meter& meter) {
   const Values& items = sequence.items();
   Values out;
   if (!items.empty()) {
-    meter.step(times > UINT64_MAX / items.size() ? UINT64_MAX : times * items.size());
+    meter.elements(times > UINT64_MAX / items.size() ? UINT64_MAX : times * items.size());
     for (uint64_t i = 0; i < times; ++i) out.insert(out.end(), items.begin(), items.end());
   }
   return sequence.is(Type::list) ? Value::list(std::move(out)) : Value::tuple(std::move(out));

@@ -11,4 +11,8 @@ namespace dspark::formats::jinja {
 
 Ast parse_template(std::string_view source);
 
+// Whether there is a filter or test of that name (jinja_filters.cc, jinja_tests.cc).
+bool is_filter(std::string_view name);
+bool is_test(std::string_view name);
+
 }  // namespace dspark::formats::jinja

@@ -10,6 +10,7 @@
 
 #include "formats/jinja_ast.h"
 #include "formats/jinja_lexer.h"
+#include "formats/jinja_parser.h"
 
 namespace dspark::formats::jinja {
 
@@ -117,9 +118,5 @@ class Parser {
   int loops_ = 0;     // loops around here, within the macro
   bool soft_ = false; // directly inside an `if`: unknown filters are found when they run
 };
-
-// jinja_filters.cc and jinja_tests.cc
-bool is_filter(std::string_view name);
-bool is_test(std::string_view name);
 
 }  // namespace dspark::formats::jinja

@@ -3,12 +3,10 @@
 #include <string_view>
 
 #include "formats/jinja_eval.h"
+#include "formats/jinja_parser.h"
 #include "formats/jinja_text.h"
 
 namespace dspark::formats::jinja {
-
-bool is_filter(std::string_view name);
-bool is_test(std::string_view name);
 
 namespace {
 
@@ -52,11 +50,22 @@ bool is_same(Interp&, const Value& value, const Args& args) { return same(value,
 bool all_cased(Interp& interp, const Value& value, bool want_upper) {
   return truthy(call_method(interp, Value::text(interp.text(value)), want_upper ? "isupper" : "islower", {}));
 }
-bool upper_case(Interp& interp, const Value& value, const Args&) { return all_cased(interp, value, true); }
-bool lower_case(Interp& interp, const Value& value, const Args&) { return all_cased(interp, value, false); }
+template <bool kUpper>
+bool cased(Interp& interp, const Value& value, const Args& args) {
+  const Params params(kUpper ? "test_upper" : "test_lower", args, {});
+  return all_cased(interp, value, kUpper);
+}
 
-bool names_filter(Interp&, const Value& value, const Args&) { return value.is(Type::text) && is_filter(value.str()); }
-bool names_test(Interp&, const Value& value, const Args&) { return value.is(Type::text) && is_test(value.str()); }
+bool names_filter(Interp&, const Value& value, const Args& args) {
+  const Params params("test_filter", args, {});
+  require_hashable(value);
+  return value.is(Type::text) && is_filter(value.str());
+}
+bool names_test(Interp&, const Value& value, const Args& args) {
+  const Params params("test_test", args, {});
+  require_hashable(value);
+  return value.is(Type::text) && is_test(value.str());
+}
 
 bool defined(const Value& v) { return !v.is(Type::undefined); }
 bool undefined(const Value& v) { return v.is(Type::undefined); }
@@ -90,7 +99,7 @@ constexpr Entry kTests[] = {
     {"integer", simple<integer>}, {"float", simple<real>}, {"number", simple<number>},
     {"string", simple<string>}, {"mapping", simple<mapping>}, {"sequence", simple<sequence>},
     {"iterable", simple<is_iterable>}, {"callable", simple<callable>}, {"escaped", simple<escaped>},
-    {"upper", upper_case}, {"lower", lower_case}, {"filter", names_filter}, {"test", names_test},
+    {"upper", cased<true>}, {"lower", cased<false>}, {"filter", names_filter}, {"test", names_test},
     {"sameas", is_same}, {"in", is_in},
     {"==", equals}, {"eq", equals}, {"equalto", equals}, {"!=", differs}, {"ne", differs},
     {">", ordered<Order::gt>}, {"gt", ordered<Order::gt>}, {"greaterthan", ordered<Order::gt>},

@@ -191,7 +191,7 @@ Values iterate(const Value& value, Meter& meter) {
     case Type::text: {
       Values out;
       const std::string& text = value.str();
-      meter.bytes(text.size());
+      meter.elements(value.as<Text>().length * 3);  // every character becomes a text of its own
       for (size_t pos = 0; pos < text.size();) {
         const size_t start = pos;
         next_point(text, pos);

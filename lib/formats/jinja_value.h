@@ -60,10 +60,13 @@ class Meter {
     bytes_left_ -= count;
     step(count / 64);
   }
+  // Call before making a container of `count` elements.
+  void elements(uint64_t count) { bytes(count > kMost ? UINT64_MAX : count * kElementBytes); }
   // Call before looking through `count` bytes.
   void scan(uint64_t count) { step(count / 64); }
 
  private:
+  static constexpr uint64_t kElementBytes = 64, kMost = UINT64_MAX / kElementBytes;
   uint64_t steps_left_, bytes_left_;
 };
 
