@@ -1,8 +1,8 @@
 // A folder of its own for one test, removed at the end.
 #pragma once
 
-#include <catch2/catch.hpp>
 #include <stdlib.h>
+#include <catch2/catch.hpp>
 
 #include <filesystem>
 #include <fstream>

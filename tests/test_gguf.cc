@@ -8,7 +8,9 @@
 
 #include "core/error.h"
 #include "core/json.h"
+#include "core/rng.h"
 #include "formats/gguf.h"
+#include "formats/hf_config.h"
 #include "formats/safetensors.h"
 #include "scratch.h"
 
@@ -74,7 +76,8 @@ size_t use_everything(const Gguf& g) {
     total += g.describe(key).size();
     if (!g.is_array(key)) continue;
     for (auto read : {0, 1, 2}) try {
-        if (read == 0) for (auto s : g.strings(key)) total += std::string(s).size();
+        if (read == 0)
+          for (auto s : g.strings(key)) total += std::string(s).size();
         if (read == 1) total += g.integers(key).size();
         if (read == 2) total += g.numbers(key).size();
       } catch (const Error&) {
@@ -185,13 +188,15 @@ TEST_CASE("broken GGUF files are refused by key, tensor and place", "[gguf]") {
   refuse(Bytes().head(1ull << 60, 0), "tensors do not fit");
   refuse(Bytes().head(0, ~0ull), "metadata keys do not fit");
   refuse(Bytes().head(0, 1).text("").u32(kU32).u32(1), "its name has 0 bytes");
-  refuse(Bytes().head(0, 1).u64(~0ull).u32(kU32).u32(1), "metadata key 0 (at byte 24): a string of 18446744073709551615 bytes");
+  refuse(Bytes().head(0, 1).u64(~0ull).u32(kU32).u32(1),
+         "metadata key 0 (at byte 24): a string of 18446744073709551615 bytes");
   refuse(Bytes().head(0, 1).text("k").u32(13).u32(1), "metadata key 'k' (at byte 33): value type 13 is unknown");
   refuse(Bytes().head(0, 1).text("k").u32(kBool).n<uint8_t>(2), "metadata key 'k' (at byte 37): a bool holds 2");
   refuse(Bytes().head(0, 1).text("k").u32(kArray).u32(kArray).u64(0), "arrays inside arrays");
   refuse(Bytes().head(0, 1).text("k").u32(kArray).u32(kU64).u64(1ull << 61), "elements do not fit");
   refuse(Bytes().head(0, 1).text("k").u32(kArray).u32(kString).u64(1).u64(5), "a string of 5 bytes");
-  refuse(Bytes().head(0, 2).text("k").u32(kU8).n<uint8_t>(2).text("k").u32(kU8).n<uint8_t>(2), "the key is there twice");
+  refuse(Bytes().head(0, 2).text("k").u32(kU8).n<uint8_t>(2).text("k").u32(kU8).n<uint8_t>(2),
+         "the key is there twice");
   refuse(Bytes().head(0, 1).text("general.alignment").u32(kU32).u32(24), "general.alignment is 24");
   refuse(Bytes().head(0, 1).text("general.alignment").u32(kU32).u32(0), "general.alignment is 0");
   refuse(Bytes().head(0, 1).text("general.alignment").u32(kString).text("x"), "is string, expected an integer");
@@ -243,6 +248,31 @@ TEST_CASE("a GGUF file cut anywhere is refused, and a flipped bit never breaks t
     }
   CHECK(refused > 500);
   CHECK(accepted > 500);  // names, numbers, padding and data
+}
+
+TEST_CASE("flipped bits in a model's header never break the readers", "[gguf]") {
+  Scratch scratch;
+  const std::string good = read_text(kGolden / "tiny_gguf/qwen2_q5_0/model.gguf");
+  const uint64_t header = good.rfind("ffn_down.weight");  // the list of tensors ends soon after it
+  REQUIRE(header != std::string::npos);
+  const Rng rng(1, RngStream::test);
+  int refused = 0;
+  for (uint64_t i = 0; i < 200; ++i) {
+    std::string bad = good;
+    // Half of the flips in the first kilobyte, where the architecture's numbers are.
+    const uint64_t at = rng.below(2 * i, i % 2 ? header : 1024);
+    bad[at] = static_cast<char>(bad[at] ^ (1 << rng.below(2 * i + 1, 8)));
+    const auto path = scratch.put("x.gguf", bad);
+    try {
+      const Gguf g(path);
+      use_everything(g);
+      const TargetConfig c = target_config_from_gguf(g);
+      REQUIRE(c.windows.size() == static_cast<size_t>(c.layers));
+    } catch (const Error&) {
+      ++refused;
+    }
+  }
+  CHECK(refused > 10);
 }
 
 TEST_CASE("the GGUF writer's files read back, and copied entries are the same", "[gguf]") {

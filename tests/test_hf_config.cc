@@ -18,7 +18,9 @@ const fs::path kGolden = DSPARK_SOURCE_DIR "/tests/golden/target";
 Json llama() { return read_json(kGolden / "tiny/llama_gqa_llama3_untied_sharded/config.json"); }
 Json qwen2() { return read_json(kGolden / "tiny/qwen2_sliding_bf16/config.json"); }
 
-TargetConfig read(const Scratch& scratch, const Json& json) { return target_config_from_hf(scratch.put("config.json", json.dump())); }
+TargetConfig read(const Scratch& scratch, const Json& json) {
+  return target_config_from_hf(scratch.put("config.json", json.dump()));
+}
 
 // A GGUF `llama` file with one small tensor, its metadata changed by `edit`.
 template <typename Edit>
@@ -55,11 +57,47 @@ TEST_CASE("tiny Hugging Face configs read as transformers wrote them", "[hf_conf
     std::vector<int64_t> windows;
   };
   const Row rows[] = {
-      {"llama_bias_linear_rope", Architecture::llama, false, true, true, true, false, "linear", 1e4, 3, 1, 16, {0, 0, 0}},
-      {"llama_gqa_llama3_untied_sharded", Architecture::llama, false, false, false, false, false, "llama3", 5e5, 6, 2, 16, {0, 0, 0}},
+      {"llama_bias_linear_rope",
+       Architecture::llama,
+       false,
+       true,
+       true,
+       true,
+       false,
+       "linear",
+       1e4,
+       3,
+       1,
+       16,
+       {0, 0, 0}},
+      {"llama_gqa_llama3_untied_sharded",
+       Architecture::llama,
+       false,
+       false,
+       false,
+       false,
+       false,
+       "llama3",
+       5e5,
+       6,
+       2,
+       16,
+       {0, 0, 0}},
       {"llama_tied_bf16", Architecture::llama, true, false, false, false, false, "default", 1e4, 4, 4, 16, {0, 0, 0}},
       {"qwen2_bias", Architecture::qwen2, true, true, false, false, false, "default", 1e6, 6, 2, 8, {0, 0, 0}},
-      {"qwen2_sliding_bf16", Architecture::qwen2, false, true, false, false, false, "default", 1e4, 6, 2, 8, {0, 0, 9, 9}},
+      {"qwen2_sliding_bf16",
+       Architecture::qwen2,
+       false,
+       true,
+       false,
+       false,
+       false,
+       "default",
+       1e4,
+       6,
+       2,
+       8,
+       {0, 0, 9, 9}},
       {"qwen3_tied", Architecture::qwen3, true, false, false, false, true, "default", 1e6, 6, 2, 12, {0, 0, 0}},
       {"qwen3_yarn_bf16", Architecture::qwen3, false, false, false, false, true, "yarn", 1e4, 6, 2, 16, {0, 0, 0}},
   };
@@ -91,10 +129,14 @@ TEST_CASE("tiny Hugging Face configs read as transformers wrote them", "[hf_conf
 }
 
 TEST_CASE("architectures that are not supported are refused by name", "[hf_config]") {
-  const char* refused[][2] = {{"deepseek_v3_mla", "deepseek_v3"}, {"gemma2", "gemma2"},   {"gpt_oss", "gpt_oss"},
-                              {"phi3_fused_partial", "phi3"},     {"qwen3_moe", "qwen3_moe"}};
+  const char* refused[][2] = {{"deepseek_v3_mla", "deepseek_v3"},
+                              {"gemma2", "gemma2"},
+                              {"gpt_oss", "gpt_oss"},
+                              {"phi3_fused_partial", "phi3"},
+                              {"qwen3_moe", "qwen3_moe"}};
   for (const auto& [name, type] : refused)
-    CHECK_THROWS_WITH(read_target_config(kGolden / "tiny" / name), Contains(std::string("'") + type + "'") && Contains("qwen2, qwen3"));
+    CHECK_THROWS_WITH(read_target_config(kGolden / "tiny" / name),
+                      Contains(std::string("'") + type + "'") && Contains("qwen2, qwen3"));
 }
 
 TEST_CASE("transformers 4 and 5 spellings give one config and one hash", "[hf_config]") {
@@ -124,8 +166,16 @@ TEST_CASE("transformers 4 and 5 spellings give one config and one hash", "[hf_co
 
   const Json back = rope_to_hf(a.rope);
   CHECK(rope_from_hf({{"rope_parameters", back}}, "test") == a.rope);
-  const RopeConfig yarn{.type = "yarn", .theta = 1e6, .factor = 4, .original_max_position = 32, .beta_fast = 16, .beta_slow = 2,
-                        .attention_factor = 1.5, .mscale = 0.5, .mscale_all_dim = 0.25, .truncate = false};
+  const RopeConfig yarn{.type = "yarn",
+                        .theta = 1e6,
+                        .factor = 4,
+                        .original_max_position = 32,
+                        .beta_fast = 16,
+                        .beta_slow = 2,
+                        .attention_factor = 1.5,
+                        .mscale = 0.5,
+                        .mscale_all_dim = 0.25,
+                        .truncate = false};
   CHECK(rope_from_hf({{"rope_parameters", Json(rope_to_hf(yarn))}}, "test") == yarn);
 }
 
@@ -223,7 +273,8 @@ TEST_CASE("tiny GGUF files give the config they were made from", "[hf_config][gg
       CHECK(config_hash(c) == config_hash(hf));
     }
   }
-  CHECK_THROWS_WITH(read_target_config(kGolden / "tiny_gguf/gemma3_q4_0/model.gguf"), Contains("'gemma3' is not supported"));
+  CHECK_THROWS_WITH(read_target_config(kGolden / "tiny_gguf/gemma3_q4_0/model.gguf"),
+                    Contains("'gemma3' is not supported"));
 }
 
 TEST_CASE("GGUF metadata that the forward does not compute is refused by key", "[hf_config][gguf]") {
@@ -245,13 +296,34 @@ TEST_CASE("GGUF metadata that the forward does not compute is refused by key", "
     const fs::path path = gguf_with(scratch, edit);
     CHECK_THROWS_WITH(read_target_config(path), Contains("x.gguf") && Contains(message));
   };
-  refuse("mixtures of experts", [](GgufWriter& w) { w.set_u32("llama.expert_count", 8); return Floats(); });
-  refuse("'llama.rope.dimension_count' is 4", [](GgufWriter& w) { w.set_u32("llama.rope.dimension_count", 4); return Floats(); });
-  refuse("'llama.attention.value_length' is 4", [](GgufWriter& w) { w.set_u32("llama.attention.value_length", 4); return Floats(); });
-  refuse("'llama.vocab_size' is 6", [](GgufWriter& w) { w.set_u32("llama.vocab_size", 6); return Floats(); });
-  refuse("rope scaling 'longrope'", [](GgufWriter& w) { w.set_string("llama.rope.scaling.type", "longrope"); return Floats(); });
-  refuse("a sliding window", [](GgufWriter& w) { w.set_u32("llama.attention.sliding_window", 8); return Floats(); });
-  refuse("not all positive", [](GgufWriter& w) { w.set_f32("llama.rope.freq_base", 0); return Floats(); });
+  refuse("mixtures of experts", [](GgufWriter& w) {
+    w.set_u32("llama.expert_count", 8);
+    return Floats();
+  });
+  refuse("'llama.rope.dimension_count' is 4", [](GgufWriter& w) {
+    w.set_u32("llama.rope.dimension_count", 4);
+    return Floats();
+  });
+  refuse("'llama.attention.value_length' is 4", [](GgufWriter& w) {
+    w.set_u32("llama.attention.value_length", 4);
+    return Floats();
+  });
+  refuse("'llama.vocab_size' is 6", [](GgufWriter& w) {
+    w.set_u32("llama.vocab_size", 6);
+    return Floats();
+  });
+  refuse("rope scaling 'longrope'", [](GgufWriter& w) {
+    w.set_string("llama.rope.scaling.type", "longrope");
+    return Floats();
+  });
+  refuse("a sliding window", [](GgufWriter& w) {
+    w.set_u32("llama.attention.sliding_window", 8);
+    return Floats();
+  });
+  refuse("not all positive", [](GgufWriter& w) {
+    w.set_f32("llama.rope.freq_base", 0);
+    return Floats();
+  });
   refuse("'rope_freqs.weight' has 3 values", [](GgufWriter& w) {
     w.add_tensor("rope_freqs.weight", GgmlType::F32, {3});
     return Floats{1, 1, 1};

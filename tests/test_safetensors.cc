@@ -21,8 +21,9 @@ std::string file_of(std::string header, std::string_view data) {
 }
 
 void write_small(const fs::path& path) {
-  SafetensorsWriter w(path, {{"b", DType::u8, {3}}, {"empty", DType::f32, {0, 5}}, {"a", DType::f32, {2, 2}}, {"s", DType::f64, {}}},
-                      {{"format", "pt"}});
+  SafetensorsWriter w(
+      path, {{"b", DType::u8, {3}}, {"empty", DType::f32, {0, 5}}, {"a", DType::f32, {2, 2}}, {"s", DType::f64, {}}},
+      {{"format", "pt"}});
   const std::vector<float> a = {1, -2, 0.5f, 4};
   for (const TensorSpec& s : w.specs()) {
     if (s.name == "a") {  // in two pieces
@@ -75,14 +76,17 @@ TEST_CASE("an unfinished safetensors file leaves nothing behind", "[safetensors]
   Scratch scratch;
   { SafetensorsWriter w(scratch.folder / "x.safetensors", {{"a", DType::f32, {2}}}); }
   CHECK(fs::is_empty(scratch.folder));
-  CHECK_THROWS_WITH(SafetensorsWriter(scratch.folder / "x", {{"a", DType::f32, {}}, {"a", DType::f32, {}}}), Contains("twice"));
+  CHECK_THROWS_WITH(SafetensorsWriter(scratch.folder / "x", {{"a", DType::f32, {}}, {"a", DType::f32, {}}}),
+                    Contains("twice"));
 }
 
 TEST_CASE("every float type converts to every other", "[safetensors]") {
   Scratch scratch;
   const double x = 1.0 / 3;
   const std::vector<uint16_t> half = {0x3c00, 0x0001, 0xfc00};
-  SafetensorsWriter w(scratch.folder / "x.safetensors", {{"d", DType::f64, {1}}, {"f", DType::f32, {1}}, {"h", DType::f16, {3}}, {"m", DType::bf16, {1}}});
+  SafetensorsWriter w(
+      scratch.folder / "x.safetensors",
+      {{"d", DType::f64, {1}}, {"f", DType::f32, {1}}, {"h", DType::f16, {3}}, {"m", DType::bf16, {1}}});
   w.write("d", std::vector<double>{x});
   w.write("f", std::vector<float>{static_cast<float>(x)});
   w.write("h", half);
@@ -117,11 +121,14 @@ TEST_CASE("damaged safetensors headers are refused by name", "[safetensors]") {
   refuse(R"({"a":{"dtype":"F32","shape":[2],"data_offsets":[0,8]}})", "1234", "cut off");
   refuse(R"({"a":{"dtype":"F32","shape":[1],"data_offsets":[0,4]}})", "12345", "follow the last tensor");
   refuse(R"({"a":{"dtype":"F32","shape":[1],"data_offsets":[4,8]}})", "12341234", "after a hole");
-  refuse(R"({"a":{"dtype":"F32","shape":[1],"data_offsets":[0,4]},"b":{"dtype":"F32","shape":[1],"data_offsets":[2,6]}})", "123412",
-         "inside another tensor");
-  refuse(R"({"a":{"dtype":"F32","shape":[1],"data_offsets":[0,4]},"a":{"dtype":"F32","shape":[1],"data_offsets":[4,8]}})", "12341234",
-         "'a' twice");
-  refuse(R"({"a":{"dtype":"F32","shape":[4294967296,4294967296,4],"data_offsets":[0,0]}})", "", "no valid number of elements");
+  refuse(
+      R"({"a":{"dtype":"F32","shape":[1],"data_offsets":[0,4]},"b":{"dtype":"F32","shape":[1],"data_offsets":[2,6]}})",
+      "123412", "inside another tensor");
+  refuse(
+      R"({"a":{"dtype":"F32","shape":[1],"data_offsets":[0,4]},"a":{"dtype":"F32","shape":[1],"data_offsets":[4,8]}})",
+      "12341234", "'a' twice");
+  refuse(R"({"a":{"dtype":"F32","shape":[4294967296,4294967296,4],"data_offsets":[0,0]}})", "",
+         "no valid number of elements");
   refuse(R"({"a":{"dtype":"F32","shape":[4611686018427387904],"data_offsets":[0,0]}})", "", "does not fill");
   refuse(R"({"__metadata__":{"x":1}})", "", "'x' is not a string");
   scratch.put("bad.safetensors", std::string("\xff\xff\xff\xff\xff\xff\xff\xff{}"));

@@ -12,18 +12,31 @@
 namespace dspark::formats {
 namespace {
 
-constexpr uint32_t kMaxDims = 4;          // GGML_MAX_DIMS
-constexpr uint64_t kMaxNameBytes = 65535; // the format's limit for keys
+constexpr uint32_t kMaxDims = 4;           // GGML_MAX_DIMS
+constexpr uint64_t kMaxNameBytes = 65535;  // the format's limit for keys
 constexpr uint64_t kMaxAlignment = 1 << 20;
 
 // Bytes of one element; 0 for strings and arrays.
 uint64_t scalar_bytes(GgufType type) {
   switch (type) {
-    case GgufType::u8: case GgufType::i8: case GgufType::boolean: return 1;
-    case GgufType::u16: case GgufType::i16: return 2;
-    case GgufType::u32: case GgufType::i32: case GgufType::f32: return 4;
-    case GgufType::u64: case GgufType::i64: case GgufType::f64: return 8;
-    case GgufType::string: case GgufType::array: return 0;
+    case GgufType::u8:
+    case GgufType::i8:
+    case GgufType::boolean:
+      return 1;
+    case GgufType::u16:
+    case GgufType::i16:
+      return 2;
+    case GgufType::u32:
+    case GgufType::i32:
+    case GgufType::f32:
+      return 4;
+    case GgufType::u64:
+    case GgufType::i64:
+    case GgufType::f64:
+      return 8;
+    case GgufType::string:
+    case GgufType::array:
+      return 0;
   }
   return 0;
 }
@@ -94,13 +107,15 @@ class GgufParser {
 
   std::string_view string() {
     const uint64_t start = at_, n = number<uint64_t>();
-    if (n > file_.size() - at_) complain(start, "a string of {} bytes does not fit into the file's {}", n, file_.size());
+    if (n > file_.size() - at_)
+      complain(start, "a string of {} bytes does not fit into the file's {}", n, file_.size());
     return text_of(take(n));
   }
 
   // `n` entries of at least `each` bytes must fit into the rest of the file.
   void bound(uint64_t n, uint64_t each, const char* what) const {
-    if (n > (file_.size() - at_) / each) complain(at_, "{} {} do not fit into the file's {} bytes", n, what, file_.size());
+    if (n > (file_.size() - at_) / each)
+      complain(at_, "{} {} do not fit into the file's {} bytes", n, what, file_.size());
   }
 
   std::string name(const char* what, uint64_t idx) {
@@ -180,7 +195,8 @@ class GgufParser {
       complain(dims_at, "rows of {} elements are not whole {} blocks of {}", row, info->name, info->block_elements);
     const int64_t blocks = count / info->block_elements;
     if (blocks > static_cast<int64_t>(file_.size()) / info->block_bytes)
-      complain(dims_at, "its {} {} elements do not fit into the file's {} bytes: it is cut off", count, info->name, file_.size());
+      complain(dims_at, "its {} {} elements do not fit into the file's {} bytes: it is cut off", count, info->name,
+               file_.size());
     bytes_.push_back(static_cast<uint64_t>(blocks * info->block_bytes));
     gguf_.tensors_.push_back(std::move(t));
     return number<uint64_t>();
@@ -193,9 +209,10 @@ class GgufParser {
       where_ = fmt::format("tensor '{}'", printable(gguf_.tensors_[i].name));
       if (data_begin > file_.size() || offsets[i] > file_.size() - data_begin ||
           bytes_[i] > file_.size() - data_begin - offsets[i])
-        complain(at_, "its {} bytes at data offset {} (data begins at {}) end beyond the file's {}: it is cut off", bytes_[i],
-                 offsets[i], data_begin, file_.size());
-      if (offsets[i] % alignment != 0) complain(at_, "its data offset {} is not a multiple of {}", offsets[i], alignment);
+        complain(at_, "its {} bytes at data offset {} (data begins at {}) end beyond the file's {}: it is cut off",
+                 bytes_[i], offsets[i], data_begin, file_.size());
+      if (offsets[i] % alignment != 0)
+        complain(at_, "its data offset {} is not a multiple of {}", offsets[i], alignment);
       gguf_.tensors_[i].data = file_.slice(data_begin + offsets[i], bytes_[i], where_);
       order.emplace_back(offsets[i], i);
     }
@@ -203,8 +220,8 @@ class GgufParser {
     for (size_t k = 1; k < order.size(); ++k) {
       const auto [before, i] = order[k - 1];
       if (before + bytes_[i] > order[k].first)
-        fail("{}: tensor '{}' at data offset {} overlaps tensor '{}'", path(), printable(gguf_.tensors_[order[k].second].name),
-             order[k].first, printable(gguf_.tensors_[i].name));
+        fail("{}: tensor '{}' at data offset {} overlaps tensor '{}'", path(),
+             printable(gguf_.tensors_[order[k].second].name), order[k].first, printable(gguf_.tensors_[i].name));
     }
   }
 
@@ -236,23 +253,31 @@ void Gguf::wrong_type(std::string_view key, const Value& v, const char* wanted) 
 
 int64_t Gguf::integer_at(std::string_view key, const Value& v, uint64_t i) const {
   switch (v.type) {
-    case GgufType::u8: return load<uint8_t>(v.payload, i);
-    case GgufType::i8: return load<int8_t>(v.payload, i);
-    case GgufType::u16: return load<uint16_t>(v.payload, i);
-    case GgufType::i16: return load<int16_t>(v.payload, i);
-    case GgufType::u32: return load<uint32_t>(v.payload, i);
-    case GgufType::i32: return load<int32_t>(v.payload, i);
-    case GgufType::i64: return load<int64_t>(v.payload, i);
+    case GgufType::u8:
+      return load<uint8_t>(v.payload, i);
+    case GgufType::i8:
+      return load<int8_t>(v.payload, i);
+    case GgufType::u16:
+      return load<uint16_t>(v.payload, i);
+    case GgufType::i16:
+      return load<int16_t>(v.payload, i);
+    case GgufType::u32:
+      return load<uint32_t>(v.payload, i);
+    case GgufType::i32:
+      return load<int32_t>(v.payload, i);
+    case GgufType::i64:
+      return load<int64_t>(v.payload, i);
     case GgufType::u64: {
       const auto n = load<uint64_t>(v.payload, i);
-      DS_REQUIRE(n <= static_cast<uint64_t>(std::numeric_limits<int64_t>::max()), "{}: the metadata key '{}' is {}: too large",
-                 path().string(), key, n);
+      DS_REQUIRE(n <= static_cast<uint64_t>(std::numeric_limits<int64_t>::max()),
+                 "{}: the metadata key '{}' is {}: too large", path().string(), key, n);
       return static_cast<int64_t>(n);
     }
     case GgufType::boolean:
       if (v.array) return load<uint8_t>(v.payload, i);
       break;
-    default: break;
+    default:
+      break;
   }
   wrong_type(key, v, v.array ? "an array of integers" : "an integer");
 }
@@ -260,7 +285,8 @@ int64_t Gguf::integer_at(std::string_view key, const Value& v, uint64_t i) const
 double Gguf::number_at(std::string_view key, const Value& v, uint64_t i) const {
   if (v.type == GgufType::f32) return load<float>(v.payload, i);
   if (v.type == GgufType::f64) return load<double>(v.payload, i);
-  if (v.type == GgufType::string || v.type == GgufType::boolean) wrong_type(key, v, v.array ? "an array of numbers" : "a number");
+  if (v.type == GgufType::string || v.type == GgufType::boolean)
+    wrong_type(key, v, v.array ? "an array of numbers" : "a number");
   return static_cast<double>(integer_at(key, v, i));
 }
 
@@ -279,7 +305,9 @@ bool Gguf::boolean(std::string_view key) const {
   return load<uint8_t>(v.payload, 0) != 0;
 }
 
-std::string_view Gguf::string(std::string_view key, std::string_view fallback) const { return has(key) ? string(key) : fallback; }
+std::string_view Gguf::string(std::string_view key, std::string_view fallback) const {
+  return has(key) ? string(key) : fallback;
+}
 int64_t Gguf::integer(std::string_view key, int64_t fallback) const { return has(key) ? integer(key) : fallback; }
 double Gguf::number(std::string_view key, double fallback) const { return has(key) ? number(key) : fallback; }
 bool Gguf::boolean(std::string_view key, bool fallback) const { return has(key) ? boolean(key) : fallback; }

@@ -1,8 +1,8 @@
 // GGUF: the model files of llama.cpp (versions 2 and 3, little-endian), read and written.
 //
-// A Gguf is a mapped file of typed metadata (key -> value or flat array) and tensors. Everything was checked when it was
-// opened: no count, length or offset of the file is believed before it fits into the file. Tensor data and strings point
-// into the mapping and live as long as the object (moving it does not move them). Reading is thread-safe.
+// A Gguf is a mapped file of typed metadata (key -> value or flat array) and tensors. Everything was checked when it
+// was opened: no count, length or offset of the file is believed before it fits into the file. Tensor data and strings
+// point into the mapping and live as long as the object (moving it does not move them). Reading is thread-safe.
 //
 // GGUF writes dimensions fastest first; GgufTensor::shape is turned round, slowest first, as everywhere else in dspark.
 #pragma once
@@ -19,10 +19,39 @@ namespace dspark::formats {
 
 // Numbers as in ggml.h. Types that ggml removed (4, 5, 31-33, 36-38) are not listed and refused by their number.
 enum class GgmlType : uint32_t {
-  F32 = 0, F16 = 1, Q4_0 = 2, Q4_1 = 3, Q5_0 = 6, Q5_1 = 7, Q8_0 = 8, Q8_1 = 9, Q2_K = 10, Q3_K = 11, Q4_K = 12,
-  Q5_K = 13, Q6_K = 14, Q8_K = 15, IQ2_XXS = 16, IQ2_XS = 17, IQ3_XXS = 18, IQ1_S = 19, IQ4_NL = 20, IQ3_S = 21,
-  IQ2_S = 22, IQ4_XS = 23, I8 = 24, I16 = 25, I32 = 26, I64 = 27, F64 = 28, IQ1_M = 29, BF16 = 30, TQ1_0 = 34,
-  TQ2_0 = 35, MXFP4 = 39, NVFP4 = 40
+  F32 = 0,
+  F16 = 1,
+  Q4_0 = 2,
+  Q4_1 = 3,
+  Q5_0 = 6,
+  Q5_1 = 7,
+  Q8_0 = 8,
+  Q8_1 = 9,
+  Q2_K = 10,
+  Q3_K = 11,
+  Q4_K = 12,
+  Q5_K = 13,
+  Q6_K = 14,
+  Q8_K = 15,
+  IQ2_XXS = 16,
+  IQ2_XS = 17,
+  IQ3_XXS = 18,
+  IQ1_S = 19,
+  IQ4_NL = 20,
+  IQ3_S = 21,
+  IQ2_S = 22,
+  IQ4_XS = 23,
+  I8 = 24,
+  I16 = 25,
+  I32 = 26,
+  I64 = 27,
+  F64 = 28,
+  IQ1_M = 29,
+  BF16 = 30,
+  TQ1_0 = 34,
+  TQ2_0 = 35,
+  MXFP4 = 39,
+  NVFP4 = 40
 };
 
 struct GgmlTypeInfo {
@@ -74,7 +103,7 @@ class Gguf {
   double number(std::string_view key, double fallback) const;
   bool boolean(std::string_view key) const;
   bool boolean(std::string_view key, bool fallback) const;
-  bool is_array(std::string_view key) const;          // false when missing
+  bool is_array(std::string_view key) const;  // false when missing
   uint64_t array_size(std::string_view key) const;
   std::vector<std::string_view> strings(std::string_view key) const;
   std::vector<int64_t> integers(std::string_view key) const;  // arrays of any integer type, or of bool as 0 and 1
@@ -91,9 +120,9 @@ class Gguf {
   friend class GgufParser;
   friend class GgufWriter;
   struct Value {
-    GgufType type;                      // of the elements when `array`
+    GgufType type;  // of the elements when `array`
     bool array = false;
-    uint64_t count = 1, offset = 0;     // offset: of the payload in the file
+    uint64_t count = 1, offset = 0;  // offset: of the payload in the file
     std::span<const std::byte> payload;
   };
   const Value* find_value(std::string_view key) const;
@@ -111,8 +140,8 @@ class Gguf {
   std::map<std::string, size_t, std::less<>> tensor_index_;
 };
 
-// Writes a version 3 file in one pass; it appears under its name only after finish(). First all metadata and the list of
-// tensors, then begin(), then the data of every tensor in the order they were added (in pieces if that suits), then
+// Writes a version 3 file in one pass; it appears under its name only after finish(). First all metadata and the list
+// of tensors, then begin(), then the data of every tensor in the order they were added (in pieces if that suits), then
 // finish(). A key or a tensor given twice is an Error.
 class GgufWriter {
  public:

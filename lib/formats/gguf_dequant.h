@@ -1,5 +1,7 @@
-// Internal to the GGUF reader: one function a block type. Each turns `n` consecutive blocks into n * block_elements floats
-// with exactly ggml's order of operations, so that values agree with it bit for bit (no contraction: see CMakeLists.txt).
+// Internal to the GGUF reader: one function a block type. Each turns `n` consecutive blocks into n * block_elements
+// floats with exactly ggml's order of operations, so that values agree with it bit for bit (no contraction: see
+// CMakeLists.txt).
+// The comment above each definition is the block's layout in bytes.
 #pragma once
 
 #include <cstdint>

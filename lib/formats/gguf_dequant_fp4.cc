@@ -20,22 +20,27 @@ void nibbles(const uint8_t* q, int n_bytes, const int8_t* table, float d, float*
 }
 
 // 2^(e - 128): half of an E8M0 scale. The two smallest are subnormal.
-float e8m0_half(uint8_t e) { return std::bit_cast<float>(e < 2 ? 0x00200000u << e : static_cast<uint32_t>(e - 1) << 23); }
+float e8m0_half(uint8_t e) {
+  return std::bit_cast<float>(e < 2 ? 0x00200000u << e : static_cast<uint32_t>(e - 1) << 23);
+}
 
 // Half of an unsigned E4M3 scale (bias 7); 0x7f, its NaN, counts as 0 as in ggml.
 float ue4m3_half(uint8_t x) {
   if (x == 0 || x == 0x7f) return 0.0f;
   const int exponent = (x >> 3) & 15, mantissa = x & 7;
-  return exponent == 0 ? std::ldexp(static_cast<float>(mantissa), -10) : std::ldexp(static_cast<float>(8 + mantissa), exponent - 11);
+  return exponent == 0 ? std::ldexp(static_cast<float>(mantissa), -10)
+                       : std::ldexp(static_cast<float>(8 + mantissa), exponent - 11);
 }
 
 }  // namespace
 
-void iq4_nl(const uint8_t* p, int64_t n, float* y) {  // d, 16 bytes
+// d, 16 bytes
+void iq4_nl(const uint8_t* p, int64_t n, float* y) {
   for (; n-- > 0; p += 18, y += 32) nibbles(p + 2, 16, kNonLinear, half_at(p), y);
 }
 
-void iq4_xs(const uint8_t* p, int64_t n, float* y) {  // d, 8 x 2 high scale bits, 8 x 4 low scale bits, 128 bytes
+// d, 8 x 2 high scale bits, 8 x 4 low scale bits, 128 bytes
+void iq4_xs(const uint8_t* p, int64_t n, float* y) {
   for (; n-- > 0; p += 136) {
     const float d = half_at(p);
     const int high = u16_at(p + 2);
@@ -46,17 +51,20 @@ void iq4_xs(const uint8_t* p, int64_t n, float* y) {  // d, 8 x 2 high scale bit
   }
 }
 
-void mxfp4(const uint8_t* p, int64_t n, float* y) {  // E8M0 scale, 16 bytes
+// E8M0 scale, 16 bytes
+void mxfp4(const uint8_t* p, int64_t n, float* y) {
   for (; n-- > 0; p += 17, y += 32) nibbles(p + 1, 16, kE2m1, e8m0_half(p[0]), y);
 }
 
-void nvfp4(const uint8_t* p, int64_t n, float* y) {  // four E4M3 scales, 4 x 8 bytes
+// four E4M3 scales, 4 x 8 bytes
+void nvfp4(const uint8_t* p, int64_t n, float* y) {
   for (; n-- > 0; p += 36)
     for (int sub = 0; sub < 4; ++sub, y += 16) nibbles(p + 4 + 8 * sub, 8, kE2m1, ue4m3_half(p[sub]), y);
 }
 
 // Five ternary digits a byte, as a fixed-point fraction: multiplying by 3^k (modulo 256) brings digit k to the top.
-void tq1_0(const uint8_t* p, int64_t n, float* y) {  // 48 bytes of five digits, 4 bytes of four, d
+// 48 bytes of five digits, 4 bytes of four, d
+void tq1_0(const uint8_t* p, int64_t n, float* y) {
   constexpr uint8_t kPower[5] = {1, 3, 9, 27, 81};
   for (; n-- > 0; p += 54) {
     const float d = half_at(p + 52);
@@ -73,7 +81,8 @@ void tq1_0(const uint8_t* p, int64_t n, float* y) {  // 48 bytes of five digits,
   }
 }
 
-void tq2_0(const uint8_t* p, int64_t n, float* y) {  // 64 bytes of 2 bits, d
+// 64 bytes of 2 bits, d
+void tq2_0(const uint8_t* p, int64_t n, float* y) {
   for (; n-- > 0; p += 66) {
     const float d = half_at(p + 64);
     for (int half = 0; half < 2; ++half)

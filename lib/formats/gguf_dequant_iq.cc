@@ -25,7 +25,9 @@ float* signed_grid(uint32_t entry, int bits, int n, const float* levels, uint32_
   return y;
 }
 
-float* iq2_eight(uint16_t entry, uint8_t signs, float scale, float* y) { return signed_grid(entry, 2, 8, kIq2, signs, scale, y); }
+float* iq2_eight(uint16_t entry, uint8_t signs, float scale, float* y) {
+  return signed_grid(entry, 2, 8, kIq2, signs, scale, y);
+}
 
 // Two entries of four.
 float* iq3_eight(uint16_t a, uint16_t b, const float* levels, uint8_t signs, float scale, float* y) {
@@ -42,7 +44,8 @@ float quarter_scale(float d, uint32_t s) { return d * (0.5f + static_cast<float>
 
 }  // namespace
 
-void iq2_xxs(const uint8_t* p, int64_t n, float* y) {  // d, 8 x (4 index bytes, 4 x 7 sign bits and a 4-bit scale)
+// d, 8 x (4 index bytes, 4 x 7 sign bits and a 4-bit scale)
+void iq2_xxs(const uint8_t* p, int64_t n, float* y) {
   for (; n-- > 0; p += 66) {
     const float d = half_at(p);
     for (int sub = 0; sub < 8; ++sub) {
@@ -54,7 +57,8 @@ void iq2_xxs(const uint8_t* p, int64_t n, float* y) {  // d, 8 x (4 index bytes,
   }
 }
 
-void iq2_xs(const uint8_t* p, int64_t n, float* y) {  // d, 32 x (9-bit index, 7 sign bits), 16 4-bit scales
+// d, 32 x (9-bit index, 7 sign bits), 16 4-bit scales
+void iq2_xs(const uint8_t* p, int64_t n, float* y) {
   for (; n-- > 0; p += 74) {
     const float d = half_at(p);
     for (int k = 0; k < 32; ++k) {
@@ -65,7 +69,8 @@ void iq2_xs(const uint8_t* p, int64_t n, float* y) {  // d, 32 x (9-bit index, 7
   }
 }
 
-void iq2_s(const uint8_t* p, int64_t n, float* y) {  // d, 32 index bytes, 32 sign bytes, 8 bytes of index bits 8-9, 16 scales
+// d, 32 index bytes, 32 sign bytes, 8 bytes of index bits 8-9, 16 scales
+void iq2_s(const uint8_t* p, int64_t n, float* y) {
   for (; n-- > 0; p += 82) {
     const float d = half_at(p);
     for (int k = 0; k < 32; ++k) {
@@ -76,7 +81,8 @@ void iq2_s(const uint8_t* p, int64_t n, float* y) {  // d, 32 index bytes, 32 si
   }
 }
 
-void iq3_xxs(const uint8_t* p, int64_t n, float* y) {  // d, 64 index bytes, 8 x (4 x 7 sign bits and a 4-bit scale)
+// d, 64 index bytes, 8 x (4 x 7 sign bits and a 4-bit scale)
+void iq3_xxs(const uint8_t* p, int64_t n, float* y) {
   for (; n-- > 0; p += 98) {
     const float d = half_at(p);
     for (int sub = 0; sub < 8; ++sub) {
@@ -84,12 +90,14 @@ void iq3_xxs(const uint8_t* p, int64_t n, float* y) {  // d, 64 index bytes, 8 x
       const uint32_t rest = u32_at(p + 66 + 4 * sub);
       const float scale = d * (0.5f + static_cast<float>(rest >> 28)) * 0.5f;
       for (int k = 0; k < 4; ++k)
-        y = iq3_eight(kIq3XxsGrid[q[2 * k]], kIq3XxsGrid[q[2 * k + 1]], kIq3Xxs, with_parity(rest >> (7 * k)), scale, y);
+        y = iq3_eight(kIq3XxsGrid[q[2 * k]], kIq3XxsGrid[q[2 * k + 1]], kIq3Xxs, with_parity(rest >> (7 * k)), scale,
+                      y);
     }
   }
 }
 
-void iq3_s(const uint8_t* p, int64_t n, float* y) {  // d, 64 index bytes, 8 bytes of ninth bits, 32 sign bytes, 8 scales
+// d, 64 index bytes, 8 bytes of ninth bits, 32 sign bytes, 8 scales
+void iq3_s(const uint8_t* p, int64_t n, float* y) {
   for (; n-- > 0; p += 110) {
     const float d = half_at(p);
     const auto entry = [&](int i) { return kIq3SGrid[p[2 + i] | (((p[66 + i / 8] >> (i % 8)) & 1) << 8)]; };
@@ -100,7 +108,8 @@ void iq3_s(const uint8_t* p, int64_t n, float* y) {  // d, 64 index bytes, 8 byt
   }
 }
 
-void iq1_s(const uint8_t* p, int64_t n, float* y) {  // d, 32 index bytes, 8 x (4 x 3 index bits, 3-bit scale, sign of delta)
+// d, 32 index bytes, 8 x (4 x 3 index bits, 3-bit scale, sign of delta)
+void iq1_s(const uint8_t* p, int64_t n, float* y) {
   for (; n-- > 0; p += 50) {
     const float d = half_at(p);
     for (int sub = 0; sub < 8; ++sub) {
@@ -112,8 +121,8 @@ void iq1_s(const uint8_t* p, int64_t n, float* y) {  // d, 32 index bytes, 8 x (
   }
 }
 
-// 32 index bytes, 32 x (3 index bits, sign of delta), then four 16-bit words: each four 3-bit scales, and in its top four
-// bits a quarter of the half-precision d.
+// 32 index bytes, 32 x (3 index bits, sign of delta), then four 16-bit words: each four 3-bit scales, and in its top
+// four bits a quarter of the half-precision d.
 void iq1_m(const uint8_t* p, int64_t n, float* y) {
   for (; n-- > 0; p += 56) {
     int words[4], d_bits = 0;

@@ -5,7 +5,8 @@ namespace dspark::formats::dequant {
 namespace {
 
 // Q4_K and Q5_K: eight 6-bit scales and eight 6-bit minima in 12 bytes. The first four of each are the low 6 bits of
-// bytes 0-3 and 4-7; the others take their low nibble from bytes 8-11 and their top two bits from the former's spare ones.
+// bytes 0-3 and 4-7; the others take their low nibble from bytes 8-11 and their top two bits from the former's spare
+// ones.
 struct Scales {
   int scale[8], minimum[8];
   explicit Scales(const uint8_t* p) {
@@ -20,7 +21,8 @@ struct Scales {
 
 }  // namespace
 
-void q2_k(const uint8_t* p, int64_t n, float* y) {  // 16 x (4-bit scale | 4-bit minimum), 64 bytes of 2 bits, d, dmin
+// 16 x (4-bit scale | 4-bit minimum), 64 bytes of 2 bits, d, dmin
+void q2_k(const uint8_t* p, int64_t n, float* y) {
   for (; n-- > 0; p += 84) {
     const float d = half_at(p + 80), dmin = half_at(p + 82);
     const uint8_t* scales = p;
@@ -35,7 +37,8 @@ void q2_k(const uint8_t* p, int64_t n, float* y) {  // 16 x (4-bit scale | 4-bit
   }
 }
 
-void q3_k(const uint8_t* p, int64_t n, float* y) {  // 32 bytes of third bits, 64 bytes of 2 bits, 12 bytes of scales, d
+// 32 bytes of third bits, 64 bytes of 2 bits, 12 bytes of scales, d
+void q3_k(const uint8_t* p, int64_t n, float* y) {
   for (; n-- > 0; p += 110) {
     const float d = half_at(p + 108);
     const uint8_t *packed = p + 96, *high = p;
@@ -44,7 +47,8 @@ void q3_k(const uint8_t* p, int64_t n, float* y) {  // 32 bytes of third bits, 6
       for (int shift = 0; shift < 8; shift += 2)
         for (int sub = 0; sub < 2; ++sub, ++idx) {
           // 6-bit scales: low nibbles in bytes 0-7 (0-7 low half, 8-15 high half), top two bits in bytes 8-11.
-          const int low = (packed[idx % 8] >> (idx < 8 ? 0 : 4)) & 15, top = (packed[8 + idx % 4] >> (2 * (idx / 4))) & 3;
+          const int low = (packed[idx % 8] >> (idx < 8 ? 0 : 4)) & 15,
+                    top = (packed[8 + idx % 4] >> (2 * (idx / 4))) & 3;
           const float dl = d * static_cast<float>((low | (top << 4)) - 32);
           const uint8_t* q = p + 32 + 32 * half + 16 * sub;
           const int bit = 4 * half + shift / 2;
@@ -57,7 +61,8 @@ void q3_k(const uint8_t* p, int64_t n, float* y) {  // 32 bytes of third bits, 6
   }
 }
 
-void q4_k(const uint8_t* p, int64_t n, float* y) {  // d, dmin, 12 bytes of scales and minima, 128 bytes of nibbles
+// d, dmin, 12 bytes of scales and minima, 128 bytes of nibbles
+void q4_k(const uint8_t* p, int64_t n, float* y) {
   for (; n-- > 0; p += 144) {
     const float d = half_at(p), dmin = half_at(p + 2);
     const Scales s(p + 4);
@@ -70,7 +75,8 @@ void q4_k(const uint8_t* p, int64_t n, float* y) {  // d, dmin, 12 bytes of scal
   }
 }
 
-void q5_k(const uint8_t* p, int64_t n, float* y) {  // as Q4_K with 32 bytes of fifth bits before the nibbles
+// as Q4_K with 32 bytes of fifth bits before the nibbles
+void q5_k(const uint8_t* p, int64_t n, float* y) {
   for (; n-- > 0; p += 176) {
     const float d = half_at(p), dmin = half_at(p + 2);
     const Scales s(p + 4);
@@ -85,7 +91,8 @@ void q5_k(const uint8_t* p, int64_t n, float* y) {  // as Q4_K with 32 bytes of 
   }
 }
 
-void q6_k(const uint8_t* p, int64_t n, float* y) {  // 128 bytes of nibbles, 64 bytes of 2 bits, 16 signed scales, d
+// 128 bytes of nibbles, 64 bytes of 2 bits, 16 signed scales, d
+void q6_k(const uint8_t* p, int64_t n, float* y) {
   for (; n-- > 0; p += 210) {
     const float d = half_at(p + 208);
     for (int i = 0; i < 256; ++i) {

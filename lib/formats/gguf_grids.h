@@ -1,9 +1,10 @@
-// The code books of ggml's IQ types, one 16-bit word an entry: element j sits in bits [b*j, b*j + b), b = 2 for entries of
-// eight elements (level 0, 1, 2) and 3 for entries of four (level 0-7). The levels' values are in gguf_dequant_iq.cc.
+// The code books of ggml's IQ types, one 16-bit word an entry: element j sits in bits [b*j, b*j + b), b = 2 for entries
+// of eight elements (level 0, 1, 2) and 3 for entries of four (level 0-7). The levels' values are in gguf_dequant_iq.cc.
 #pragma once
 
 #include <cstdint>
 
+// clang-format off
 namespace dspark::formats::dequant {
 
 inline constexpr uint16_t kIq2XxsGrid[256] = {

@@ -74,8 +74,10 @@ void GgufWriter::set_bools(std::string_view key, const std::vector<bool>& values
 void GgufWriter::copy(const Gguf& from, std::string_view key) {
   const Gguf::Value* v = from.find_value(key);
   DS_REQUIRE(v, "{}: the metadata key '{}' is missing, it cannot be copied", from.path().string(), key);
-  if (v->array) array_entry(key, v->type, v->count);
-  else entry(key, v->type);
+  if (v->array)
+    array_entry(key, v->type, v->count);
+  else
+    entry(key, v->type);
   metadata_.append(reinterpret_cast<const char*>(v->payload.data()), v->payload.size());
 }
 
@@ -84,8 +86,8 @@ void GgufWriter::add_tensor(std::string name, GgmlType type, std::vector<int64_t
   DS_ASSERT(!begun_ && !name.empty() && shape.size() <= 4, "tensor '{}' {}", name, shape_text(shape));
   const int64_t count = shape_count(shape, name);
   DS_REQUIRE(count > 0 && (shape.empty() ? 1 : shape.back()) % info.block_elements == 0,
-             "tensor '{}' {} cannot be stored as {}: rows must be whole blocks of {}", name, shape_text(shape), info.name,
-             info.block_elements);
+             "tensor '{}' {} cannot be stored as {}: rows must be whole blocks of {}", name, shape_text(shape),
+             info.name, info.block_elements);
   DS_REQUIRE(names_.emplace(name, true).second, "the tensor '{}' is added twice", name);
   const auto bytes = static_cast<uint64_t>(count / info.block_elements * info.block_bytes);
   specs_.push_back({std::move(name), type, std::move(shape), bytes});
@@ -113,7 +115,8 @@ void GgufWriter::begin() {
 }
 
 void GgufWriter::write(std::string_view name, std::span<const std::byte> bytes) {
-  DS_ASSERT(begun_ && next_ < specs_.size() && specs_[next_].name == name, "tensor '{}' is not the next one to write", name);
+  DS_ASSERT(begun_ && next_ < specs_.size() && specs_[next_].name == name, "tensor '{}' is not the next one to write",
+            name);
   const uint64_t left = specs_[next_].bytes - tensor_written_;
   DS_ASSERT(bytes.size() <= left, "{} bytes for tensor '{}', which takes {} more", bytes.size(), name, left);
   file_.write(bytes.data(), bytes.size());

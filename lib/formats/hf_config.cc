@@ -44,12 +44,13 @@ void validate(const TargetConfig& c, const std::string& where) {
   size("the FFN width", c.ffn, 1 << 24);
   size("the vocabulary", c.vocab, 1 << 28);
   size("the number of positions", c.max_position, INT32_MAX);
-  DS_REQUIRE(c.heads % c.kv_heads == 0, "{}: {} heads do not share {} key/value heads evenly", where, c.heads, c.kv_heads);
+  DS_REQUIRE(c.heads % c.kv_heads == 0, "{}: {} heads do not share {} key/value heads evenly", where, c.heads,
+             c.kv_heads);
   DS_REQUIRE(c.head_dim % 2 == 0, "{}: the head size {} is odd, rotary embeddings need pairs", where, c.head_dim);
   DS_REQUIRE(c.eps > 0 && c.eps < 1, "{}: the norm epsilon is {}", where, c.eps);
   DS_REQUIRE(c.rope.type != "proportional" && c.rope.partial_rotary_factor == 1.0,
-             "{}: rotating a part of the head (rope type '{}', partial factor {}) is not supported for {} targets", where,
-             c.rope.type, c.rope.partial_rotary_factor, architecture_name(c.architecture));
+             "{}: rotating a part of the head (rope type '{}', partial factor {}) is not supported for {} targets",
+             where, c.rope.type, c.rope.partial_rotary_factor, architecture_name(c.architecture));
   for (int64_t w : c.windows) DS_REQUIRE(w >= 0, "{}: the sliding window is {}", where, w);
 }
 
@@ -67,19 +68,21 @@ void add_eos(const JsonFields& f, std::set<int64_t>& eos) {
 std::vector<int64_t> qwen_windows(const JsonFields& f, int64_t layers) {
   std::vector<int64_t> windows(static_cast<size_t>(layers), 0);
   const Json* types = f.find("layer_types");
-  DS_REQUIRE(!types || (types->is_array() && types->size() == windows.size()), "{}: 'layer_types' is not a list of {} names",
-             f.where(), layers);
+  DS_REQUIRE(!types || (types->is_array() && types->size() == windows.size()),
+             "{}: 'layer_types' is not a list of {} names", f.where(), layers);
   const auto window = f.boolean("use_sliding_window").value_or(false) ? f.integer("sliding_window") : std::nullopt;
   const int64_t first = f.integer("max_window_layers").value_or(28);
   for (size_t i = 0; i < windows.size(); ++i) {
     bool sliding = window && static_cast<int64_t>(i) >= first;
     if (types) {
       const Json& type = (*types)[i];
-      DS_REQUIRE(type == "full_attention" || type == "sliding_attention", "{}: layer_types[{}] is {}, expected full_attention or sliding_attention",
-                 f.where(), i, JsonFields::shown(type));
+      DS_REQUIRE(type == "full_attention" || type == "sliding_attention",
+                 "{}: layer_types[{}] is {}, expected full_attention or sliding_attention", f.where(), i,
+                 JsonFields::shown(type));
       sliding = type == "sliding_attention";
-      DS_REQUIRE(!sliding || window, "{}: layer {} is sliding but no window is switched on (use_sliding_window, sliding_window)",
-                 f.where(), i);
+      DS_REQUIRE(!sliding || window,
+                 "{}: layer {} is sliding but no window is switched on (use_sliding_window, sliding_window)", f.where(),
+                 i);
     }
     if (!sliding) continue;
     DS_REQUIRE(*window >= 1, "{}: 'sliding_window' is {}", f.where(), *window);
@@ -101,8 +104,10 @@ TargetConfig target_config_from_hf(const fs::path& config_json) {
   c.architecture = architecture_from_name(f.required("model_type", f.string("model_type")), where);
   if (const Json* classes = f.find("architectures"))
     // A classifier, a reward model or a drafter has the same model_type and is something else.
-    DS_REQUIRE(classes->is_array() && std::find(classes->begin(), classes->end(), hf_class_name(c.architecture)) != classes->end(),
-               "{}: 'architectures' is {}, expected {}", where, JsonFields::shown(*classes), hf_class_name(c.architecture));
+    DS_REQUIRE(classes->is_array() &&
+                   std::find(classes->begin(), classes->end(), hf_class_name(c.architecture)) != classes->end(),
+               "{}: 'architectures' is {}, expected {}", where, JsonFields::shown(*classes),
+               hf_class_name(c.architecture));
   DS_REQUIRE(!f.has("quantization_config"),
              "{}: the weights are quantised (quantization_config); use the unquantised model or a GGUF file", where);
   const auto activation = f.string("hidden_act").value_or("silu");
@@ -118,7 +123,8 @@ TargetConfig target_config_from_hf(const fs::path& config_json) {
   c.tied = f.boolean("tie_word_embeddings").value_or(false);
   c.rope = rope_from_hf(json, where);
   c.bos_token = f.integer("bos_token_id").value_or(-1);
-  DS_REQUIRE(c.layers >= 1 && c.layers <= 1 << 12 && c.heads >= 1, "{}: {} layers of {} heads", where, c.layers, c.heads);
+  DS_REQUIRE(c.layers >= 1 && c.layers <= 1 << 12 && c.heads >= 1, "{}: {} layers of {} heads", where, c.layers,
+             c.heads);
   c.windows.assign(static_cast<size_t>(c.layers), 0);
   const auto head_dim = f.integer("head_dim"), kv_heads = f.integer("num_key_value_heads");
   const bool bias = f.boolean("attention_bias").value_or(false);
@@ -163,7 +169,8 @@ TargetConfig target_config_from_gguf(const Gguf& g) {
   const auto key = [&](std::string_view name) { return fmt::format("{}.{}", arch, name); };
   DS_REQUIRE(g.integer(key("expert_count"), 0) == 0, "{}: mixtures of experts are not supported ('{}' is {})", where,
              key("expert_count"), g.integer(key("expert_count"), 0));
-  DS_REQUIRE(g.integer(key("attention.sliding_window"), 0) == 0, "{}: a sliding window is not supported for '{}' GGUF files", where, arch);
+  DS_REQUIRE(g.integer(key("attention.sliding_window"), 0) == 0,
+             "{}: a sliding window is not supported for '{}' GGUF files", where, arch);
   c.hidden = g.integer(key("embedding_length"));
   c.layers = g.integer(key("block_count"));
   c.heads = g.integer(key("attention.head_count"));
@@ -171,20 +178,24 @@ TargetConfig target_config_from_gguf(const Gguf& g) {
   c.ffn = g.integer(key("feed_forward_length"));
   c.max_position = g.integer(key("context_length"));
   c.eps = g.number(key("attention.layer_norm_rms_epsilon"));
-  DS_REQUIRE(c.layers >= 1 && c.layers <= 1 << 12 && c.heads >= 1, "{}: {} layers of {} heads", where, c.layers, c.heads);
+  DS_REQUIRE(c.layers >= 1 && c.layers <= 1 << 12 && c.heads >= 1, "{}: {} layers of {} heads", where, c.layers,
+             c.heads);
   c.windows.assign(static_cast<size_t>(c.layers), 0);
   c.head_dim = g.integer(key("attention.key_length"), c.hidden / c.heads);
-  DS_REQUIRE(g.integer(key("attention.value_length"), c.head_dim) == c.head_dim, "{}: '{}' is {}, expected the key length {}", where,
-             key("attention.value_length"), g.integer(key("attention.value_length"), 0), c.head_dim);
-  DS_REQUIRE(g.integer(key("rope.dimension_count"), c.head_dim) == c.head_dim, "{}: '{}' is {}, expected the head size {}", where,
-             key("rope.dimension_count"), g.integer(key("rope.dimension_count"), 0), c.head_dim);
+  DS_REQUIRE(g.integer(key("attention.value_length"), c.head_dim) == c.head_dim,
+             "{}: '{}' is {}, expected the key length {}", where, key("attention.value_length"),
+             g.integer(key("attention.value_length"), 0), c.head_dim);
+  DS_REQUIRE(g.integer(key("rope.dimension_count"), c.head_dim) == c.head_dim,
+             "{}: '{}' is {}, expected the head size {}", where, key("rope.dimension_count"),
+             g.integer(key("rope.dimension_count"), 0), c.head_dim);
 
   const GgufTensor& embedding = g.get("token_embd.weight");
-  DS_REQUIRE(embedding.shape.size() == 2 && embedding.shape[1] == c.hidden, "{}: tensor 'token_embd.weight' has shape {}, expected [V, {}]",
-             where, shape_text(embedding.shape), c.hidden);
+  DS_REQUIRE(embedding.shape.size() == 2 && embedding.shape[1] == c.hidden,
+             "{}: tensor 'token_embd.weight' has shape {}, expected [V, {}]", where, shape_text(embedding.shape),
+             c.hidden);
   c.vocab = embedding.shape[0];
-  DS_REQUIRE(g.integer(key("vocab_size"), c.vocab) == c.vocab, "{}: '{}' is {} but the embedding matrix has {} rows", where, key("vocab_size"),
-             g.integer(key("vocab_size"), 0), c.vocab);
+  DS_REQUIRE(g.integer(key("vocab_size"), c.vocab) == c.vocab, "{}: '{}' is {} but the embedding matrix has {} rows",
+             where, key("vocab_size"), g.integer(key("vocab_size"), 0), c.vocab);
   c.tied = !g.find("output.weight");
   c.qkv_bias = g.find("blk.0.attn_q.bias");
   c.o_bias = g.find("blk.0.attn_output.bias");
@@ -193,11 +204,14 @@ TargetConfig target_config_from_gguf(const Gguf& g) {
   c.interleaved_qk = c.architecture == Architecture::llama;
 
   c.rope.theta = g.number(key("rope.freq_base"), 10000.0);
-  const std::string_view scaling = g.string(key("rope.scaling.type"), g.has(key("rope.scale_linear")) ? "linear" : "none");
+  const std::string_view scaling =
+      g.string(key("rope.scaling.type"), g.has(key("rope.scale_linear")) ? "linear" : "none");
   if (scaling != "none") {
-    DS_REQUIRE(scaling == "linear" || scaling == "yarn", "{}: rope scaling '{}' is not supported (none, linear, yarn are)", where, scaling);
+    DS_REQUIRE(scaling == "linear" || scaling == "yarn",
+               "{}: rope scaling '{}' is not supported (none, linear, yarn are)", where, scaling);
     c.rope.type = scaling;
-    c.rope.factor = g.has(key("rope.scaling.factor")) ? g.number(key("rope.scaling.factor")) : g.number(key("rope.scale_linear"));
+    c.rope.factor =
+        g.has(key("rope.scaling.factor")) ? g.number(key("rope.scaling.factor")) : g.number(key("rope.scale_linear"));
   }
   if (scaling == "yarn") {
     c.rope.original_max_position = g.integer(key("rope.scaling.original_context_length"), c.max_position);
@@ -206,10 +220,12 @@ TargetConfig target_config_from_gguf(const Gguf& g) {
     // llama.cpp multiplies its own 0.1 ln(factor) + 1 by this.
     if (g.has(key("rope.scaling.attn_factor")))
       c.rope.attention_factor = g.number(key("rope.scaling.attn_factor")) * (0.1 * std::log(c.rope.factor) + 1);
-    for (const char* name : {"rope.scaling.yarn_ext_factor", "rope.scaling.yarn_attn_factor", "rope.scaling.yarn_log_multiplier"})
+    for (const char* name :
+         {"rope.scaling.yarn_ext_factor", "rope.scaling.yarn_attn_factor", "rope.scaling.yarn_log_multiplier"})
       DS_REQUIRE(!g.has(key(name)), "{}: '{}' is not supported", where, key(name));
   }
-  DS_REQUIRE(c.rope.theta > 0 && c.rope.factor > 0 && c.rope.original_max_position >= 0 && c.rope.beta_fast > 0 && c.rope.beta_slow > 0,
+  DS_REQUIRE(c.rope.theta > 0 && c.rope.factor > 0 && c.rope.original_max_position >= 0 && c.rope.beta_fast > 0 &&
+                 c.rope.beta_slow > 0,
              "{}: rope base {}, factor {}, original length {} are not all positive", where, c.rope.theta, c.rope.factor,
              c.rope.original_max_position);
   if (const GgufTensor* divisors = g.find("rope_freqs.weight")) {
@@ -232,8 +248,8 @@ TargetConfig target_config_from_gguf(const Gguf& g) {
 TargetConfig read_target_config(const fs::path& target) {
   std::error_code ec;
   if (fs::is_directory(target, ec)) {
-    DS_REQUIRE(fs::exists(target / "config.json", ec), "{}: no config.json there; expected a Hugging Face folder or a GGUF file",
-               target.string());
+    DS_REQUIRE(fs::exists(target / "config.json", ec),
+               "{}: no config.json there; expected a Hugging Face folder or a GGUF file", target.string());
     return target_config_from_hf(target / "config.json");
   }
   if (target.extension() == ".json") return target_config_from_hf(target);
@@ -264,8 +280,8 @@ std::string canonical_text(const TargetConfig& c) {
   }
   if (c.rope.type == "llama3") j["rope_llama3"] = {real(c.rope.low_freq_factor), real(c.rope.high_freq_factor)};
   if (c.rope.type == "yarn") {
-    j["rope_yarn"] = {real(c.rope.beta_fast), real(c.rope.beta_slow), real(c.rope.attention_factor), real(c.rope.mscale),
-                      real(c.rope.mscale_all_dim)};
+    j["rope_yarn"] = {real(c.rope.beta_fast), real(c.rope.beta_slow), real(c.rope.attention_factor),
+                      real(c.rope.mscale), real(c.rope.mscale_all_dim)};
     j["rope_truncate"] = c.rope.truncate;
   }
   if (!c.rope_divisors.empty()) j["rope_divisors"] = c.rope_divisors;

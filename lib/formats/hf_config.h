@@ -33,16 +33,16 @@ struct TargetConfig {
   RopeConfig rope;           // halves rotate as in HF; see `interleaved_qk`
   // GGUF's rope_freqs.weight: divisors of the frequencies [HD/2] (how Llama 3's scaling is stored there); else empty.
   std::vector<double> rope_divisors;
-  bool tied = false;         // the output matrix is the embedding matrix
+  bool tied = false;  // the output matrix is the embedding matrix
   bool qkv_bias = false, o_bias = false, mlp_bias = false;
-  bool qk_norm = false;      // RMS norm per head on q and k before rope
-  // Rows of q and k are stored permuted so that rotary pairs are neighbours (GGUF `llama`): row 2i + j of a head in the file
-  // is row i + j * HD/2 as HF has it. A property of the file, not of the model: not part of the hash.
+  bool qk_norm = false;  // RMS norm per head on q and k before rope
+  // Rows of q and k are stored permuted so that rotary pairs are neighbours (GGUF `llama`): row 2i + j of a head in the
+  // file is row i + j * HD/2 as HF has it. A property of the file, not of the model: not part of the hash.
   bool interleaved_qk = false;
   std::vector<int64_t> windows;  // [layers] positions a query sees, itself included; 0: all
   // Not part of the hash either.
-  int64_t bos_token = -1;              // -1: the file does not say
-  std::vector<int64_t> eos_tokens;     // ascending; HF: config.json and generation_config.json together
+  int64_t bos_token = -1;           // -1: the file does not say
+  std::vector<int64_t> eos_tokens;  // ascending; HF: config.json and generation_config.json together
 };
 
 // `target`: a Hugging Face folder (or its config.json), or a GGUF file.
@@ -50,13 +50,13 @@ TargetConfig read_target_config(const fs::path& target);
 TargetConfig target_config_from_hf(const fs::path& config_json);
 TargetConfig target_config_from_gguf(const Gguf& gguf);
 
-// The config as one line of JSON with sorted keys, reals rounded to fp32 (GGUF has no more), and its SHA-256: equal for two
-// files of one model, different when anything that changes its states does.
+// The config as one line of JSON with sorted keys, reals rounded to fp32 (GGUF has no more), and its SHA-256: equal for
+// two files of one model, different when anything that changes its states does.
 std::string canonical_text(const TargetConfig& config);
 std::string config_hash(const TargetConfig& config);
 
-// Rope settings of any HF config: `rope_parameters` (transformers 5) or `rope_theta` with `rope_scaling` (4). Where both
-// spellings are there they must agree. `where` names the file in messages. Types are those of RopeConfig.
+// Rope settings of any HF config: `rope_parameters` (transformers 5) or `rope_theta` with `rope_scaling` (4). Where
+// both spellings are there they must agree. `where` names the file in messages. Types are those of RopeConfig.
 RopeConfig rope_from_hf(const Json& config, std::string_view where);
 // The value of `rope_parameters` for it.
 OrderedJson rope_to_hf(const RopeConfig& rope);

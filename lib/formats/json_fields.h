@@ -1,5 +1,5 @@
-// Internal to the readers of configs: typed fields of a JSON object. A field that is null counts as missing, as it does in
-// transformers. Messages name the file and the field. Include after <nlohmann/json.hpp>.
+// Internal to the readers of configs: typed fields of a JSON object. A field that is null counts as missing, as it does
+// in transformers. Messages name the file and the field. Include after <nlohmann/json.hpp>.
 #pragma once
 
 #include <cmath>
@@ -36,7 +36,8 @@ class JsonFields {
   std::optional<double> number(std::string_view key) const {
     const Json* v = find(key);
     if (!v) return std::nullopt;
-    DS_REQUIRE(v->is_number() && std::isfinite(v->get<double>()), "{}: '{}' is {}, expected a number", where_, key, shown(*v));
+    DS_REQUIRE(v->is_number() && std::isfinite(v->get<double>()), "{}: '{}' is {}, expected a number", where_, key,
+               shown(*v));
     return v->get<double>();
   }
   std::optional<bool> boolean(std::string_view key) const {

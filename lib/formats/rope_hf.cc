@@ -20,14 +20,16 @@ RopeConfig parse(const JsonFields& f, double theta) {
   r.theta = positive(f, "rope_theta", f.number("rope_theta").value_or(theta));
   r.type = f.string("rope_type").value_or(f.string("type").value_or("default"));
   DS_REQUIRE(std::find(kTypes.begin(), kTypes.end(), r.type) != kTypes.end(),
-             "{}: rope type '{}' is not supported (default, linear, yarn, llama3, dynamic, proportional are)", f.where(), r.type);
+             "{}: rope type '{}' is not supported (default, linear, yarn, llama3, dynamic, proportional are)",
+             f.where(), r.type);
   r.partial_rotary_factor = positive(f, "partial_rotary_factor", f.number("partial_rotary_factor").value_or(1.0));
   if (r.type == "default") return r;
   const auto factor = f.number("factor");
   DS_REQUIRE(factor || r.type == "proportional", "{}: 'factor' is missing for rope type '{}'", f.where(), r.type);
   r.factor = positive(f, "factor", factor.value_or(1.0));
   r.original_max_position = f.integer("original_max_position_embeddings").value_or(0);
-  DS_REQUIRE(r.original_max_position >= 0, "{}: 'original_max_position_embeddings' is {}", f.where(), r.original_max_position);
+  DS_REQUIRE(r.original_max_position >= 0, "{}: 'original_max_position_embeddings' is {}", f.where(),
+             r.original_max_position);
   if (r.type == "llama3") {
     r.low_freq_factor = positive(f, "low_freq_factor", f.required_number("low_freq_factor"));
     r.high_freq_factor = positive(f, "high_freq_factor", f.required_number("high_freq_factor"));
@@ -61,8 +63,9 @@ RopeConfig rope_from_hf(const Json& config, std::string_view where) {
     DS_REQUIRE(!theta || *theta == r.theta, "{}: rope_theta is {} but rope_parameters says {}", where, *theta, r.theta);
     if (scaling) {
       const RopeConfig old = parse(JsonFields(*scaling, fmt::format("{}: rope_scaling", where)), r.theta);
-      DS_REQUIRE(old.type == r.type && old.factor == r.factor, "{}: rope_scaling ({}, factor {}) and rope_parameters ({}, factor {}) differ",
-                 where, old.type, old.factor, r.type, r.factor);
+      DS_REQUIRE(old.type == r.type && old.factor == r.factor,
+                 "{}: rope_scaling ({}, factor {}) and rope_parameters ({}, factor {}) differ", where, old.type,
+                 old.factor, r.type, r.factor);
     }
   } else if (scaling) {
     r = parse(JsonFields(*scaling, fmt::format("{}: rope_scaling", where)), theta.value_or(10000.0));
@@ -72,7 +75,8 @@ RopeConfig rope_from_hf(const Json& config, std::string_view where) {
   // Some configs keep this one outside.
   if (const auto partial = top.number("partial_rotary_factor"); partial && r.partial_rotary_factor == 1.0)
     r.partial_rotary_factor = positive(top, "partial_rotary_factor", *partial);
-  DS_REQUIRE(r.partial_rotary_factor <= 1.0, "{}: 'partial_rotary_factor' is {}, expected at most 1", where, r.partial_rotary_factor);
+  DS_REQUIRE(r.partial_rotary_factor <= 1.0, "{}: 'partial_rotary_factor' is {}, expected at most 1", where,
+             r.partial_rotary_factor);
   return r;
 }
 

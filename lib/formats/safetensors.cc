@@ -22,7 +22,8 @@ uint64_t little_endian_u64(std::span<const std::byte> bytes) {
   return v;
 }
 
-// The header as JSON. A second entry of one name would silently replace the first one, so names are watched as they come.
+// The header as JSON. A second entry of one name would silently replace the first one, so names are watched as they
+// come.
 Json parse_header(std::string_view text, const std::string& path) {
   std::set<std::string> names, fields;
   const auto watch = [&](int depth, Json::parse_event_t event, Json& parsed) {
@@ -69,7 +70,8 @@ Entry parse_entry(const std::string& name, const Json& value, const std::string&
   }
   for (const Json& dim : field("shape", Json::value_t::array, "an array")) {
     const uint64_t n = unsigned_number(dim, where + ", shape");
-    DS_REQUIRE(n <= static_cast<uint64_t>(std::numeric_limits<int64_t>::max()), "{}: dimension {} is too large", where, n);
+    DS_REQUIRE(n <= static_cast<uint64_t>(std::numeric_limits<int64_t>::max()), "{}: dimension {} is too large", where,
+               n);
     e.view.shape.push_back(static_cast<int64_t>(n));
   }
   const Json& offsets = field("data_offsets", Json::value_t::array, "an array");
@@ -103,8 +105,8 @@ std::string shape_text(const std::vector<int64_t>& shape) {
 SafetensorsFile::SafetensorsFile(const fs::path& path) : file_(path) {
   const std::string where = path.string();
   const uint64_t header_bytes = little_endian_u64(file_.slice(0, 8, "the safetensors header length"));
-  DS_REQUIRE(header_bytes <= kMaxHeaderBytes, "{}: the header claims {} bytes (limit {}): not a safetensors file?", where,
-             header_bytes, kMaxHeaderBytes);
+  DS_REQUIRE(header_bytes <= kMaxHeaderBytes, "{}: the header claims {} bytes (limit {}): not a safetensors file?",
+             where, header_bytes, kMaxHeaderBytes);
   const auto header = file_.slice(8, header_bytes, "the safetensors header");
   const uint64_t data_begin = 8 + header_bytes, data_bytes = file_.size() - data_begin;
   const Json json = parse_header({reinterpret_cast<const char*>(header.data()), header.size()}, where);
@@ -129,8 +131,9 @@ SafetensorsFile::SafetensorsFile(const fs::path& path) : file_(path) {
   for (Entry& e : entries) {
     DS_REQUIRE(e.begin == next, "{}: tensor '{}' starts at data offset {}, {}; tensors must follow one another from {}",
                where, e.view.name, e.begin, e.begin < next ? "inside another tensor" : "after a hole", next);
-    DS_REQUIRE(e.end <= data_bytes, "{}: tensor '{}' ends at data offset {} but the file holds {} bytes of data: it is cut off",
-               where, e.view.name, e.end, data_bytes);
+    DS_REQUIRE(e.end <= data_bytes,
+               "{}: tensor '{}' ends at data offset {} but the file holds {} bytes of data: it is cut off", where,
+               e.view.name, e.end, data_bytes);
     next = e.end;
     e.view.data = file_.slice(data_begin + e.begin, e.end - e.begin, e.view.name);
     index_[e.view.name] = tensors_.size();
@@ -186,8 +189,9 @@ void SafetensorsSet::open_shards(const fs::path& index_path) {
     DS_REQUIRE(shard.is_string(), "{}: the shard of '{}' is not a string", where, name);
     const auto& file = shard.get_ref<const std::string&>();
     // A shard lies beside its index: a downloaded file must not make us read elsewhere.
-    DS_REQUIRE(!file.empty() && file.find('/') == std::string::npos && file != ".." && file.find('\0') == std::string::npos,
-               "{}: the shard '{}' of '{}' is not a plain file name", where, file, name);
+    DS_REQUIRE(
+        !file.empty() && file.find('/') == std::string::npos && file != ".." && file.find('\0') == std::string::npos,
+        "{}: the shard '{}' of '{}' is not a plain file name", where, file, name);
     shards.emplace(file, 0);
   }
   files_.reserve(shards.size());
@@ -195,14 +199,13 @@ void SafetensorsSet::open_shards(const fs::path& index_path) {
     idx = files_.size();
     files_.emplace_back(index_path.parent_path() / file);
   }
-  for (const auto& [name, shard] : map->items())
-    index_[name] = &files_[shards.at(shard.get<std::string>())].get(name);
+  for (const auto& [name, shard] : map->items()) index_[name] = &files_[shards.at(shard.get<std::string>())].get(name);
   // Tensors that the index forgot are still there, as for other readers; twice without an index entry is ambiguous.
   for (const SafetensorsFile& file : files_)
     for (const TensorView& t : file.tensors()) {
       const auto [it, added] = index_.emplace(t.name, &t);
-      DS_REQUIRE(added || it->second == &t || map->contains(t.name), "{}: tensor '{}' is in two shards and not in the index",
-                 where, t.name);
+      DS_REQUIRE(added || it->second == &t || map->contains(t.name),
+                 "{}: tensor '{}' is in two shards and not in the index", where, t.name);
     }
 }
 

@@ -1,9 +1,10 @@
 // Safetensors: the weight files of Hugging Face, and the files dspark writes.
 //
-// A SafetensorsFile is a mapped file whose header was checked in full when it was opened: names are unique, every element
-// type is known, every size follows from its shape, and the tensors cover the data area exactly, without overlap or hole.
-// TensorViews point into the mapping and live as long as the file object (moving it does not move them). A SafetensorsSet
-// is one file, or the shards that a `model.safetensors.index.json` names, under one roof. Reading is thread-safe.
+// A SafetensorsFile is a mapped file whose header was checked in full when it was opened: names are unique, every
+// element type is known, every size follows from its shape, and the tensors cover the data area exactly, without
+// overlap or hole. TensorViews point into the mapping and live as long as the file object (moving it does not move
+// them). A SafetensorsSet is one file, or the shards that a `model.safetensors.index.json` names, under one roof.
+// Reading is thread-safe.
 #pragma once
 
 #include <map>
@@ -90,9 +91,9 @@ class SafetensorsSet {
   std::map<std::string, const TensorView*, std::less<>> index_;  // into files_, whose tensors never move
 };
 
-// Writes one file in a single pass; it appears under its name only after finish(). The file's order is fixed by the list
-// alone: larger elements first (so that all data is aligned to its element), then by name. Give the data in the order of
-// specs():
+// Writes one file in a single pass; it appears under its name only after finish(). The file's order is fixed by the
+// list alone: larger elements first (so that all data is aligned to its element), then by name. Give the data in the
+// order of specs():
 //   SafetensorsWriter w(path, specs, {{"format", "pt"}});
 //   for (const TensorSpec& s : w.specs()) w.write(s.name, bytes_of(s.name));
 //   w.finish();

@@ -16,17 +16,26 @@ T load(const std::byte* p, size_t i) {
 }
 
 template <typename T>
-T convert(double v) { return static_cast<T>(v); }
+T convert(double v) {
+  return static_cast<T>(v);
+}
 template <>
-bf16 convert<bf16>(double v) { return to_bf16(static_cast<float>(v)); }
+bf16 convert<bf16>(double v) {
+  return to_bf16(static_cast<float>(v));
+}
 template <typename T>
-T convert(float v) { return static_cast<T>(v); }
+T convert(float v) {
+  return static_cast<T>(v);
+}
 template <>
-bf16 convert<bf16>(float v) { return to_bf16(v); }
+bf16 convert<bf16>(float v) {
+  return to_bf16(v);
+}
 
 template <typename T>
 void read_any(const TensorView& t, std::span<T> out) {
-  DS_ASSERT(static_cast<int64_t>(out.size()) == t.count(), "{} elements for tensor '{}' of {}", out.size(), t.name, t.count());
+  DS_ASSERT(static_cast<int64_t>(out.size()) == t.count(), "{} elements for tensor '{}' of {}", out.size(), t.name,
+            t.count());
   const std::byte* p = t.data.data();
   const size_t n = out.size();
   switch (t.dtype) {
@@ -46,7 +55,8 @@ void read_any(const TensorView& t, std::span<T> out) {
     case DType::f16:
       for (size_t i = 0; i < n; ++i) out[i] = convert<T>(f16_to_float(load<uint16_t>(p, i)));
       return;
-    default: fail("tensor '{}' holds {}, expected a floating-point type", t.name, dtype_name(t.dtype));
+    default:
+      fail("tensor '{}' holds {}, expected a floating-point type", t.name, dtype_name(t.dtype));
   }
 }
 
@@ -70,10 +80,18 @@ std::vector<int64_t> read_i64(const TensorView& t) {
   std::vector<int64_t> out(static_cast<size_t>(t.count()));
   const std::byte* p = t.data.data();
   for (size_t i = 0; i < out.size(); ++i) switch (t.dtype) {
-      case DType::i64: out[i] = load<int64_t>(p, i); break;
-      case DType::i32: out[i] = load<int32_t>(p, i); break;
-      case DType::u8: case DType::boolean: out[i] = load<uint8_t>(p, i); break;
-      default: fail("tensor '{}' holds {}, expected an integer type", t.name, dtype_name(t.dtype));
+      case DType::i64:
+        out[i] = load<int64_t>(p, i);
+        break;
+      case DType::i32:
+        out[i] = load<int32_t>(p, i);
+        break;
+      case DType::u8:
+      case DType::boolean:
+        out[i] = load<uint8_t>(p, i);
+        break;
+      default:
+        fail("tensor '{}' holds {}, expected an integer type", t.name, dtype_name(t.dtype));
     }
   return out;
 }

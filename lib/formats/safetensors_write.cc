@@ -28,8 +28,8 @@ SafetensorsWriter::SafetensorsWriter(const fs::path& path, std::vector<TensorSpe
   std::set<std::string> names;
   uint64_t offset = 0;
   for (const TensorSpec& s : specs_) {
-    DS_REQUIRE(s.name != "__metadata__" && names.insert(s.name).second, "{}: the tensor name '{}' {}", path.string(), s.name,
-               s.name == "__metadata__" ? "is reserved" : "is given twice");
+    DS_REQUIRE(s.name != "__metadata__" && names.insert(s.name).second, "{}: the tensor name '{}' {}", path.string(),
+               s.name, s.name == "__metadata__" ? "is reserved" : "is given twice");
     const uint64_t end = offset + spec_bytes(s);
     header[s.name] = {{"dtype", dtype_name(s.dtype)}, {"shape", s.shape}, {"data_offsets", {offset, end}}};
     offset = end;
