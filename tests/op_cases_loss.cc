@@ -18,7 +18,7 @@ struct LossCase {
   bool detach = false, backward = true;
   int64_t head_grad_cols = -1;  // -1: all, 0: frozen
   Write write = Write::overwrite;
-  double sharpness = 1;  // of the target
+  double sharpness = 1, draft_sharpness = 1;
 };
 
 std::vector<double> ramp(int64_t n, double first, double step) {
@@ -31,7 +31,7 @@ void loss_all(OpRun& run, const LossCase& c) {
   const int64_t cols = c.hidden + c.rank;
   VocabLoss a;
   a.joint = run.input("joint", Kind::act, c.slots, cols);
-  a.head = run.weight("head", c.vocab, cols, 1.5 / std::sqrt(static_cast<double>(cols)));
+  a.head = run.weight("head", c.vocab, cols, c.draft_sharpness * 1.5 / std::sqrt(static_cast<double>(cols)));
   a.target_state = run.input("target_state", Kind::act, c.rows, c.target_width);
   a.target_head = run.weight("target_head", c.vocab, c.target_width,
                              c.sharpness * 1.5 / std::sqrt(static_cast<double>(c.target_width)), false);
@@ -181,10 +181,13 @@ void add_loss_cases(OpCases& cases) {
   c.rank = 0;
   c.coef[kCe] = 1;
   list.push_back(c);
-  c = evenly("no acceptance: nla at its floor", 4, 2, 4, 31);
+  c = evenly("little acceptance: nla divides by it", 4, 2, 4, 31);
   c.sharpness = 60;
   c.coef[kNla] = 1;
   c.coef[kCe] = 0.5;
+  list.push_back(c);
+  c.name = "no acceptance: nla at its floor";
+  c.draft_sharpness = 30;
   list.push_back(c);
   c = evenly("one slot, vocabulary of one", 1, 1, 1, 1);
   c.coef = {1, 1, 1, 0, 0, 0, 0, 0};

@@ -13,6 +13,7 @@
 #include <cstring>
 
 #include "model/backends.h"
+#include "model/ops_cpu/gemm.h"
 #include "op_table.h"
 
 namespace dspark::test {
@@ -203,11 +204,12 @@ TEST_CASE("the reference agrees with itself in complex128, strided, and row by r
 
 namespace {
 
-std::unique_ptr<model::Backend> cpu_backend(Precision precision, int threads) {
+std::unique_ptr<model::Backend> cpu_backend(Precision precision, int threads, const std::string& kernel = "auto") {
   BackendOptions options;
   options.device = "cpu";
   options.precision = precision;
   options.threads = threads;
+  options.cpu_kernel = kernel;
   return model::make_backend(options);
 }
 
@@ -235,9 +237,12 @@ TEST_CASE("the operator table notices what a backend must not do", "[ops]") {
   CHECK_FALSE(compare(value, value, 1.0).ok);
 }
 
-TEST_CASE("the cpu backend in fp32 agrees with the reference", "[ops]") { run_table(*cpu_backend(Precision::fp32, 2)); }
-
-TEST_CASE("the cpu backend in bf16 agrees with the reference", "[ops]") { run_table(*cpu_backend(Precision::bf16, 2)); }
+// Every kernel level that this CPU runs; the ones it lacks are named by `dspark bench gemm`.
+TEST_CASE("the cpu backend agrees with the reference in fp32 and bf16, with every kernel", "[ops]") {
+  for (const model::cpu::Kernel* kernel : model::cpu::available_kernels())
+    for (const Precision precision : {Precision::fp32, Precision::bf16})
+      run_table(*cpu_backend(precision, 2, std::string(kernel->name())));
+}
 
 TEST_CASE("on the cpu a row's bits depend on nothing but the row", "[ops]") {
   for (const Precision precision : {Precision::bf16, Precision::fp32}) {

@@ -29,14 +29,14 @@ struct LossRow {
 struct LossSums {
   double distance;  // sum |p - t|
   double overlap;   // sum min(p, t)
-  double signs;     // sum p sign(p - t)
+  double below;     // sum of p where p < t, and of half of it where they are equal
   double kl;        // sum t log(t / p)
   double rkl;       // sum p log(p / t)
   double jsd;       // sum (p log(p / m) + t log(t / m)) / 2
   double mixture;   // sum p log(p / m)
 };
 
-// d_logit = p (shared + signs (sign(p - t) - sums.signs) + rkl (log(p / t) - sums.rkl) + mixture (log(p / m) - sums.mixture))
+// d_logit = p (shared + signs (sign(p - t) - sum p sign(p - t)) + rkl (log(p / t) - sums.rkl) + mixture (log(p / m) - sums.mixture))
 //           - target t - [label] ce
 struct LossGradient {
   float shared, target, ce, signs, rkl, mixture;

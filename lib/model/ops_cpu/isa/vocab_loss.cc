@@ -53,7 +53,7 @@ void sums(const LossRow& row, LossSums* out) {
       const vi more = d > vf{}, less = d < vf{};
       acc.lanes[0] += select(more, d, -d);
       acc.lanes[1] += select(more, t, p);
-      acc.lanes[2] += select(more, p, vf{}) - select(less, p, vf{});
+      acc.lanes[2] += select(more, vf{}, select(less, p, 0.5f * p));
       if (kLogits) {
         const vf log_ratio = (u - v) - row.shift;  // log(p / t)
         acc.lanes[3] -= t * log_ratio;
@@ -68,19 +68,21 @@ void sums(const LossRow& row, LossSums* out) {
     }
     acc.flush();
   }
-  *out = {.distance = acc.total[0], .overlap = acc.total[1], .signs = acc.total[2], .kl = acc.total[3],
+  *out = {.distance = acc.total[0], .overlap = acc.total[1], .below = acc.total[2], .kl = acc.total[3],
           .rkl = acc.total[4], .jsd = 0.5 * acc.total[5], .mixture = acc.total[6]};
 }
 
 template <bool kLogits, bool kMixture, typename T>
 void gradient(const LossRow& row, const LossSums& s, const LossGradient& g, T* out) {
   const Reader<kLogits> read{row};
-  const float constant = g.shared - g.signs * static_cast<float>(s.signs) - g.rkl * static_cast<float>(s.rkl) -
+  // sign - sum p sign = 2 (sum p below - below), below = 1, 1/2 or 0: without the ones, which would cancel only up to rounding
+  // where almost all of p lies above t, just where nla's factor 1 / acceptance is large.
+  const float constant = g.shared + 2 * g.signs * static_cast<float>(s.below) - g.rkl * static_cast<float>(s.rkl) -
                          g.mixture * static_cast<float>(s.mixture);
   const auto element = [&](vf u, vf v) {
     const vf p = read.p(u), t = read.t(v);
     vf factor = splat(constant);
-    factor += select(p > t, splat(g.signs), select(p < t, splat(-g.signs), vf{}));
+    factor -= select(p > t, vf{}, select(p < t, splat(2 * g.signs), splat(g.signs)));
     if (kLogits) {
       const vf log_ratio = (u - v) - row.shift;
       factor += g.rkl * log_ratio;
