@@ -7,7 +7,7 @@ CMAKE_FLAGS ?=
 PACKAGES := g++ cmake ninja-build pkg-config ccache libcli11-dev libfmt-dev libzstd-dev nlohmann-json3-dev libpcre2-dev \
             libutf8proc-dev zlib1g-dev libboost1.81-dev libssl-dev catch2 python3 python3-pip
 
-.PHONY: all build deps test demo install clean format asan tsan test-peers static cross
+.PHONY: all build deps model test demo install clean format asan tsan test-peers static cross
 
 all: build
 
@@ -26,8 +26,15 @@ build: deps
 	@cmake -S . -B $(BUILD) -G Ninja -DCMAKE_BUILD_TYPE=Release $(CMAKE_FLAGS) >/dev/null
 	@cmake --build $(BUILD) -j $(JOBS)
 
-test: build
+# SmolLM2-135M-Instruct, for the demo and the tests that use a real model.
+model: deps
+	@third_party/fetch_model.sh
+
+test: build model
 	@cd $(BUILD) && ctest --output-on-failure --timeout 1200
+
+demo: build model
+	@python3 tests/demo/demo.py --dspark $(BUILD)/dspark --target "$$(third_party/fetch_model.sh)" --out $(BUILD)/demo
 
 install: build
 	@cmake --install $(BUILD) --prefix $(PREFIX)

@@ -7,7 +7,7 @@
 #include "core/log.h"
 #include "core/stop.h"
 #include "core/threads.h"
-#include "model/ops_cpu/gemm.h"
+#include "model/backends.h"
 
 namespace {
 
@@ -15,7 +15,7 @@ using namespace dspark;
 
 std::string version_text() {
   std::string kernels;
-  for (const auto* k : model::cpu::available_kernels()) kernels += (kernels.empty() ? "" : " ") + std::string(k->name());
+  for (const auto& name : model::cpu_kernel_names()) kernels += (kernels.empty() ? "" : " ") + name;
   return fmt::format("dspark {}\nmatrix kernels here: {}\ncores: {}\nGPU: this build has no CUDA backend\n", DSPARK_VERSION, kernels, usable_cores());
 }
 

@@ -4,6 +4,7 @@
 #include <map>
 #include <memory>
 #include <string>
+#include <vector>
 
 #include "model/ops.h"
 
@@ -28,6 +29,8 @@ class Backend {
 };
 
 std::unique_ptr<Backend> make_cpu_backend(const BackendOptions& options);
+// Matrix kernels that run on this CPU, slowest first: what BackendOptions::cpu_kernel may name.
+std::vector<std::string> cpu_kernel_names();
 std::unique_ptr<Backend> make_ref_backend(const BackendOptions& options);
 
 // Counts of the plan backend; what is counted and how: model/ops_plan/counts.h.

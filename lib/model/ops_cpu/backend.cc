@@ -222,4 +222,10 @@ std::unique_ptr<Backend> make_cpu_backend(const BackendOptions& options) {
   return std::make_unique<cpu::CpuBackend>(options);
 }
 
+std::vector<std::string> cpu_kernel_names() {
+  std::vector<std::string> names;
+  for (const cpu::Kernel* kernel : cpu::available_kernels()) names.emplace_back(kernel->name());
+  return names;
+}
+
 }  // namespace dspark::model
