@@ -1,0 +1,107 @@
+// AdamW on given gradients against the public trainers: float32 masters and the bf16 weights cast from them.
+#include <catch2/catch.hpp>
+
+#include <cmath>
+#include <nlohmann/json.hpp>
+
+#include "golden.h"
+#include "model/backends.h"
+
+using namespace dspark;
+using namespace dspark::golden;
+using namespace dspark::model;
+
+namespace {
+
+struct State {
+  std::string name;
+  Tensor master, m, v, grad, value;
+};
+
+std::vector<double> download(Context& ctx, const Tensor& t) {
+  std::vector<double> v(static_cast<size_t>(t.size()));
+  ctx.download_now({v.data(), DType::f64, t.rows, t.cols, t.cols}, t);
+  return v;
+}
+
+// Elements that are neither equal to the fixture's bf16 value nor one bf16 step from it over a master that differs too.
+int64_t wrong_casts(const std::vector<double>& value, const std::vector<double>& want, const std::vector<double>& master,
+                    const std::vector<double>& want_master) {
+  int64_t wrong = 0;
+  for (size_t i = 0; i < value.size(); ++i) {
+    if (value[i] == want[i]) continue;
+    const double step = std::ldexp(1.0, std::ilogb(std::max(std::abs(value[i]), std::abs(want[i]))) - 7);
+    wrong += master[i] == want_master[i] || std::abs(value[i] - want[i]) > step;
+  }
+  return wrong;
+}
+
+}  // namespace
+
+TEST_CASE("AdamW steps agree with the public trainers", "[golden][train]") {
+  BackendOptions cpu, ref;
+  cpu.precision = Precision::bf16;
+  ref.device = "ref", ref.precision = Precision::fp64;
+  int n = 0;
+  for (const Case& c : cases("optimizer")) {
+    const Json d = description(c);
+    const formats::SafetensorsFile file(c.folder / "tensors.safetensors");
+    const Json& config = d.at("config");
+    if (!config.contains("lr_used_per_step")) {
+      WARN(c.name << ": not AdamW with masters: not compared");
+      continue;
+    }
+    const auto lr = config.at("lr_used_per_step").get<std::vector<double>>();
+    const double beta1 = config.at("betas")[0], beta2 = config.at("betas")[1];
+    for (const BackendOptions& options : {cpu, ref}) {
+      const auto backend = make_backend(options);
+      Context& ctx = backend->context();
+      const DType acc = ctx.acc_dtype();
+      std::vector<State> states;
+      for (const auto& [key, info] : d.at("tensors").items()) {
+        if (!key.starts_with("before.")) continue;
+        const auto shape = info.at(1).get<std::vector<int64_t>>();
+        const int64_t rows = shape.size() > 1 ? shape[0] : 1, cols = shape.back();
+        State s{key.substr(7), ctx.allocate(acc, rows, cols), ctx.allocate(acc, rows, cols), ctx.allocate(acc, rows, cols),
+                ctx.allocate(acc, rows, cols), ctx.allocate(ctx.act_dtype(), rows, cols)};
+        const auto before = values(file, key);
+        ctx.upload_now(s.master, {before.data(), DType::f64, rows, cols, cols});
+        fill(ctx, {s.m, 0});
+        fill(ctx, {s.v, 0});
+        states.push_back(s);
+      }
+      REQUIRE_FALSE(states.empty());
+      Report report("optimizer " + options.device, c.name);
+      const Tensor scalars = ctx.allocate(acc, 1, kNumStepScalars);
+      for (size_t t = 0; t < lr.size(); ++t) {
+        double host[kNumStepScalars] = {};
+        host[kLr] = lr[t];
+        host[kGradScale] = host[kClip] = host[kFinite] = 1;
+        host[kBias1] = 1 - std::pow(beta1, static_cast<double>(t + 1));
+        host[kBias2] = 1 - std::pow(beta2, static_cast<double>(t + 1));
+        ctx.upload_now(scalars, {host, DType::f64, 1, kNumStepScalars, kNumStepScalars});
+        for (const State& s : states) {
+          const auto grad = values(file, fmt::format("step{}.grad.{}", t, s.name));
+          ctx.upload_now(s.grad, {grad.data(), DType::f64, s.grad.rows, s.grad.cols, s.grad.cols});
+          adamw(ctx, {s.master, s.m, s.v, s.grad, s.value, scalars, beta1, beta2, config.at("eps"), config.at("weight_decay")});
+          const auto got = download(ctx, s.master), want = values(file, fmt::format("master.after{}.{}", t, s.name)),
+                     first = values(file, "before." + s.name);
+          double difference = 0, distance = 0;  // relative to the total update, as the README measures it
+          for (size_t i = 0; i < got.size(); ++i) {
+            difference += (got[i] - want[i]) * (got[i] - want[i]);
+            distance += (want[i] - first[i]) * (want[i] - first[i]);
+          }
+          CHECK(report.check(fmt::format("master.after{}.{}", t, s.name), std::sqrt(difference / distance), 1e-5));
+          if (ctx.act_dtype() != DType::bf16) continue;
+          INFO(c.name << ": step " << t << ", " << s.name);
+          CHECK(wrong_casts(download(ctx, s.value), values(file, fmt::format("model.after{}.{}", t, s.name)), got, want) == 0);
+        }
+      }
+      for (const State& s : states)
+        for (const Tensor& x : {s.master, s.m, s.v, s.grad, s.value}) ctx.free(x);
+      ctx.free(scalars);
+      ++n;
+    }
+  }
+  CHECK(n >= 2);
+}
