@@ -77,6 +77,9 @@ class Backward {
       if (anchor_row(a) < 0) continue;
       const Range seen = seen_context(a_.rule, anchor_row(a), pointer<int32_t>(a_.doc_start)[a], 0);
       if (seen.low >= tile + keys || seen.high <= tile) continue;
+      if (a + 1 < anchors_)
+        for (const Tensor* t : {&a_.q, &a_.d_out})
+          prefetch_heads(*t, (a + 1) * block_, block_, kv * group_, group_, hd_);
       each_heads(kv, [&](int64_t head, int64_t heads) {
         load_rows(a, head, heads, 0);
         step_context(a, tile, heads, 0, false);

@@ -40,6 +40,16 @@ inline Out head_out(const Tensor& t, int64_t r, int64_t head, int64_t head_dim) 
   return out_row(t.col_range(head * head_dim, head_dim), r);
 }
 
+// Asks for some heads' columns of rows [first, first + count) before they are needed: pieces of a few cache lines at long
+// strides, which the hardware does not foresee.
+inline void prefetch_heads(const Tensor& t, int64_t first, int64_t count, int64_t head, int64_t heads, int64_t head_dim) {
+  const int64_t bytes = heads * head_dim * dtype_bytes(t.dtype);
+  for (int64_t r = first; r < first + count; ++r) {
+    const char* p = static_cast<const char*>(head_in(t, r, head, head_dim).p);
+    for (int64_t at = 0; at < bytes; at += 64) __builtin_prefetch(p + at);
+  }
+}
+
 // Context rows [low, high) that slot k of an anchor sees (contract of AnchorRule), and the slots of its block.
 struct Range {
   int64_t low, high;

@@ -24,7 +24,8 @@ typedef float vf_mem __attribute__((vector_size(DS_VEC_BYTES), aligned(4), may_a
 typedef uint16_t vh_mem __attribute__((vector_size(DS_VEC_BYTES / 2), aligned(2), may_alias));
 typedef uint16_t vh __attribute__((vector_size(DS_VEC_BYTES / 2)));
 
-DS_INLINE vf splat(float x) { return vf{} + x; }
+// x - 0 is x for every x (0 + x is not: -0), so this is one broadcast.
+DS_INLINE vf splat(float x) { return x - vf{}; }
 DS_INLINE vi splat(int32_t x) { return vi{} + x; }
 DS_INLINE vi iota() {
   vi v{};
