@@ -23,6 +23,8 @@ void install_stop_handler() {
   sigemptyset(&action.sa_mask);
   action.sa_flags = SA_RESTART;
   for (int s : {SIGINT, SIGTERM, SIGUSR1}) ::sigaction(s, &action, nullptr);
+  // A file at its size limit is then a write that fails (EFBIG) and is reported like a full disk, not the process's end.
+  ::signal(SIGXFSZ, SIG_IGN);
 }
 
 bool stop_requested() { return g_stops.load(std::memory_order_relaxed) > 0; }
