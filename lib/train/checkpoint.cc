@@ -70,6 +70,17 @@ std::vector<NamedTensor> states(AdamWOptimizer& optimizer) {
 
 }  // namespace
 
+namespace {
+// A checkpoint that could not be written (a full disk) takes no room afterwards.
+struct RemoveUnlessRenamed {
+  fs::path folder;
+  ~RemoveUnlessRenamed() {
+    std::error_code ec;
+    fs::remove_all(folder, ec);  // after the rename there is nothing of this name
+  }
+};
+}  // namespace
+
 void save_checkpoint(const fs::path& out, int64_t step, Drafter& drafter, AdamWOptimizer& optimizer, const Json& state,
                      const std::function<void(const fs::path&)>& extra) {
   const fs::path parent = checkpoints_folder(out), final_name = parent / fmt::format("step-{:08}", step);
@@ -77,6 +88,7 @@ void save_checkpoint(const fs::path& out, int64_t step, Drafter& drafter, AdamWO
   make_folder(parent);
   fs::remove_all(temporary);
   make_folder(temporary);
+  const RemoveUnlessRenamed guard{temporary};
   Context& ctx = drafter.context();
   write_tensors(temporary / "masters.safetensors", ctx, masters(drafter));
   write_tensors(temporary / "optimizer.safetensors", ctx, states(optimizer));
