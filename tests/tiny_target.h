@@ -1,0 +1,18 @@
+// A target small enough to extract from and train on in milliseconds: a random Llama with a byte tokenizer and a ChatML
+// template, written as GGUF. Nothing it says makes sense; everything it does is what a real one does.
+#pragma once
+
+#include <filesystem>
+#include <string>
+
+struct TinyTarget {
+  int64_t hidden = 64, layers = 4, heads = 4, kv_heads = 2, ffn = 96;
+  int64_t extra_tokens = 0;  // unused tokens that make the vocabulary another one
+  uint64_t seed = 1;
+  std::string architecture = "llama";
+};
+
+void write_tiny_target(const std::filesystem::path& path, const TinyTarget& target = {});
+
+// JSON lines with `n` different conversations of about `words` words an answer.
+std::string tiny_rows(int n, int words, uint64_t seed = 1);
