@@ -36,7 +36,9 @@ std::string gguf_name(const std::string& name) {
 struct TargetFiles::Source {
   std::optional<Gguf> gguf;
   std::optional<SafetensorsSet> tensors;
-  std::once_flag tokenizer_once, template_once;
+  // Not std::call_once: an exception must not pass through glibc's pthread_once, whose unwinder is not ours (the binary has
+  // libgcc in it), and what could not be read fails again the next time.
+  std::mutex mutex;
   std::unique_ptr<Tokenizer> tokenizer;
   std::string template_text;
   std::unique_ptr<ChatTemplate> chat;
@@ -81,18 +83,21 @@ std::string TargetFiles::quantisation() const {
 }
 
 const Tokenizer& TargetFiles::tokenizer() const {
-  std::call_once(source_->tokenizer_once, [&] {
-    TokenizerData data;
-    if (source_->gguf) {
-      data = read_tokenizer_gguf(*source_->gguf);
-    } else {
-      DS_REQUIRE(fs::exists(path_ / "tokenizer.json"), "{} holds no tokenizer.json", path_.string());
-      data = read_tokenizer_json(path_ / "tokenizer.json");
-    }
-    source_->template_text = data.chat_template;
+  const std::lock_guard lock(source_->mutex);
+  if (source_->tokenizer) return *source_->tokenizer;
+  TokenizerData data;
+  if (source_->gguf) {
+    data = read_tokenizer_gguf(*source_->gguf);
+  } else {
+    DS_REQUIRE(fs::exists(path_ / "tokenizer.json"), "{} holds no tokenizer.json", path_.string());
+    data = read_tokenizer_json(path_ / "tokenizer.json");
+  }
+  source_->template_text = data.chat_template;
+  try {
     source_->tokenizer = std::make_unique<Tokenizer>(std::move(data));
-  });
-  DS_REQUIRE(source_->tokenizer, "{}: the tokenizer could not be read", path_.string());
+  } catch (const Error& e) {
+    throw Error(fmt::format("{}: {}", path_.string(), e.what()), e.code());
+  }
   return *source_->tokenizer;
 }
 
@@ -103,8 +108,8 @@ bool TargetFiles::has_chat_template() const {
 
 const ChatTemplate& TargetFiles::chat_template() const {
   DS_REQUIRE(has_chat_template(), "{} carries no chat template: give rows with input_ids and loss_mask", path_.string());
-  std::call_once(source_->template_once,
-                 [&] { source_->chat = std::make_unique<ChatTemplate>(source_->template_text, name()); });
+  const std::lock_guard lock(source_->mutex);
+  if (!source_->chat) source_->chat = std::make_unique<ChatTemplate>(source_->template_text, name());
   return *source_->chat;
 }
 
