@@ -140,6 +140,7 @@ void check_same_run(const Json& saved, const OrderedJson& now, const fs::path& o
 
 void run_train(const TrainOptions& o) {
   check_options(o);
+  make_objective(o, true);  // wrong --loss terms are said before anything is read
   const double start = now_s();
   const target::TargetFiles files(o.target);
   std::vector<std::unique_ptr<formats::SampleSource>> sources;
