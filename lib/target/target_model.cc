@@ -30,7 +30,6 @@ void undo_interleave(std::vector<float>& w, int64_t heads, int64_t head_dim, int
 TargetModel::TargetModel(Context& ctx, const TargetConfig& config, const TensorLoader& loader) : ctx_(ctx), config_(config) {
   const auto& c = config_;
   const int64_t e = c.hidden, q_cols = c.heads * c.head_dim, kv_cols = c.kv_heads * c.head_dim;
-  DS_REQUIRE(!c.mlp_bias, "this target has biases in its feed-forward layers, which the native forward does not compute");
   auto allocate = [&](DType t, int64_t rows, int64_t cols) {
     owned_.push_back(ctx_.allocate(t, rows, cols));
     return owned_.back();
@@ -90,6 +89,12 @@ TargetModel::TargetModel(Context& ctx, const TargetConfig& config, const TensorL
     load(l.gate_up.value.row_range(c.ffn, c.ffn), at + "mlp.up_proj.weight");
     l.down = weight(e, c.ffn);
     load(l.down.value, at + "mlp.down_proj.weight");
+    if (c.mlp_bias) {
+      l.gate_up_bias = allocate(ctx_.acc_dtype(), 1, 2 * c.ffn);
+      load(l.gate_up_bias.col_range(0, c.ffn), at + "mlp.gate_proj.bias");
+      load(l.gate_up_bias.col_range(c.ffn, c.ffn), at + "mlp.up_proj.bias");
+      l.down_bias = vector(at + "mlp.down_proj.bias", e);
+    }
     for (Weight* w : {&l.q, &l.kv, &l.o, &l.gate_up, &l.down}) refresh(ctx_, {w});
   }
   final_norm_ = vector("model.norm.weight", e);
@@ -188,8 +193,10 @@ Tensor TargetModel::forward(Arena& arena, const Tensor& ids, std::span<const Seg
     add_rmsnorm(ctx_, {.y = h, .x_out = x, .x = x, .delta = delta, .weight = l.post_norm, .eps = c.eps});
     const Tensor gate_up = arena.matrix(ctx_.act_dtype(), n, 2 * c.ffn), s = arena.matrix(ctx_.act_dtype(), n, c.ffn);
     linear(ctx_, {gate_up, h, &l.gate_up});
+    if (l.gate_up_bias) add_bias(ctx_, {gate_up, l.gate_up_bias});
     swiglu(ctx_, {s, gate_up});
     linear(ctx_, {delta, s, &l.down});
+    if (l.down_bias) add_bias(ctx_, {delta, l.down_bias});
     arena.release(layer_mark);
   }
   add_rmsnorm(ctx_, {.y = normed, .x_out = x, .x = x, .delta = delta, .weight = final_norm_, .eps = c.eps});

@@ -61,7 +61,7 @@ class TargetModel {
  private:
   struct Layer {
     model::Weight q, kv, o, gate_up, down;
-    model::Tensor input_norm, post_norm, q_norm, k_norm, q_bias, kv_bias, o_bias;
+    model::Tensor input_norm, post_norm, q_norm, k_norm, q_bias, kv_bias, o_bias, gate_up_bias, down_bias;
   };
   void attention(model::Arena& arena, size_t index, const model::Tensor& h, const model::Tensor& position,
                  std::span<const Segment> segments, const model::Tensor& delta);
