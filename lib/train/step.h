@@ -27,11 +27,6 @@ struct MicroBatch {
   model::ConstHostMatrix taps, last;
 };
 
-struct StepCapacity {
-  int64_t context = 0, anchors = 0;  // T, A of the largest row
-  int64_t chunk_slots = 0;           // 0: all slots in one chunk
-};
-
 class TrainStep {
  public:
   TrainStep(model::Context& ctx, model::Drafter& drafter, TargetHead& target, const Objective& objective, int64_t arena_bytes);
