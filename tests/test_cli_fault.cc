@@ -112,7 +112,11 @@ TEST_CASE("extract killed at any moment loses nothing and stores nothing twice",
     const double moment = seconds * random_fraction();
     INFO("killed after " << moment << " s of " << seconds);
     Process run(b.extract(out));
-    ::usleep(static_cast<useconds_t>(moment * 1e6));
+    // The first one surely while it writes, the others whenever it comes.
+    if (round == 0)
+      while (run.running() && !fs::exists(out / "shard-00000.dss")) ::usleep(500);
+    else
+      ::usleep(static_cast<useconds_t>(moment * 1e6));
     run.kill(SIGKILL);
     killed += run.wait().signal == SIGKILL;
   }
@@ -325,8 +329,10 @@ TEST_CASE("train killed at any moment ends with the same drafter, whatever the t
   CHECK(file_bytes(two / "model.safetensors") == expected);
   int killed = 0;
   for (int round = 0; round < 5; ++round) {
-    Process run(b.train(store, out, kSteps, {"--save-every", "5"}));
-    ::usleep(static_cast<useconds_t>(seconds * random_fraction() * 1e6));
+    Process run(b.train(store, out, kSteps, {"--save-every", "5", "--json", b.at("killed.json")}));
+    // The first one surely while it trains, the others whenever it comes.
+    if (round == 0) wait_for_lines(run, b.at("killed.json"), 1 + static_cast<int64_t>(60 * random_fraction()));
+    else ::usleep(static_cast<useconds_t>(seconds * random_fraction() * 1e6));
     run.kill(SIGKILL);
     killed += run.wait().signal == SIGKILL;
   }
