@@ -111,7 +111,7 @@ void print_table(const std::string& name, const OrderedJson& j) {
 }
 
 // Streams one answer; accepted tokens in green on a terminal.
-void show(LoadedDrafter& d, const target::TargetFiles& files, const OrderedJson& messages, const DecodeOptions& options, std::string* answer) {
+void show(LoadedDrafter& d, const target::TargetFiles& files, const OrderedJson& messages, DecodeOptions options, std::string* answer) {
   const auto prompt = formats::prompt_ids(messages, nullptr, files.render(), files.tokenizer());
   const bool colour = ::isatty(1) == 1;
   formats::StreamDecoder stream(files.tokenizer());
@@ -120,11 +120,10 @@ void show(LoadedDrafter& d, const target::TargetFiles& files, const OrderedJson&
     if (answer) *answer += text;
     fmt::print("{}{}{}", colour && accepted ? "\033[32m" : "", text, colour && accepted ? "\033[0m" : "");
   };
-  bool first = true;
+  options.on_first = [&](int32_t token) { put(token, false); };
   const Decoded out = d.decoder->speculative(prompt, options, [&](const Round& r) {
     for (size_t i = 0; i < r.tokens.size(); ++i) put(r.tokens[i], static_cast<int64_t>(i) < r.accepted);
     std::fflush(stdout);
-    first = false;
     return !stop_requested();
   });
   const PromptStats s = prompt_stats(out, d.files.config.proposals());

@@ -199,6 +199,7 @@ Round Decoder::verify(int32_t anchor, const DecodeOptions& o, int64_t counter) {
 Decoded Decoder::speculative(const std::vector<int32_t>& prompt, const DecodeOptions& o, const std::function<bool(const Round&)>& on_round) {
   Decoded out;
   out.tokens.push_back(prefill(prompt, o, true));
+  if (o.on_first) o.on_first(out.tokens.back());
   const double start = now_s();
   bool go_on = !is_end(o, out.tokens.back());
   for (int64_t counter = 1; go_on && static_cast<int64_t>(out.tokens.size()) < o.max_new_tokens; ++counter) {

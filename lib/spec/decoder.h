@@ -31,6 +31,7 @@ struct DecodeOptions {
   int64_t max_new_tokens = 256;
   uint64_t seed = 0, stream = 0;    // stream: the prompt's number
   std::vector<int32_t> end_tokens;
+  std::function<void(int32_t)> on_first;  // sees the prefill's token, before any round
 };
 
 struct Decoded {
