@@ -7,7 +7,7 @@ CMAKE_FLAGS ?=
 PACKAGES := g++ cmake ninja-build pkg-config ccache libcli11-dev libfmt-dev libzstd-dev nlohmann-json3-dev libpcre2-dev \
             libutf8proc-dev zlib1g-dev libboost1.81-dev libssl-dev catch2 python3 python3-pip
 
-.PHONY: all build deps model test demo install clean format asan tsan test-peers static cross
+.PHONY: all build deps model test demo install clean format asan tsan static
 
 all: build
 
