@@ -38,7 +38,9 @@ void add_train(CLI::App& app) {
   sub->add_option("--row-tokens", o->row_tokens, "documents are packed into rows of about this length")->capture_default_str()->check(CLI::PositiveNumber)->group(run);
   sub->add_option("--anchors", o->anchors, "blocks drawn a document")->capture_default_str()->check(CLI::PositiveNumber)->group(run);
   sub->add_option("--chunk-slots", o->chunk_slots, "slots whose logits are held at once")->capture_default_str()->check(CLI::PositiveNumber)->group(run);
-  sub->add_option("--optimizer", o->optimizer, "adamw")->capture_default_str()->group(run);
+  sub->add_option("--optimizer", o->optimizer, "adamw, or muon (matrices by Muon, the rest by AdamW)")->capture_default_str()->group(run);
+  sub->add_option("--muon-lr", o->muon_lr, "peak learning rate of Muon's matrices (0: --lr)")->capture_default_str()->group(run);
+  sub->add_option("--muon-weight-decay", o->muon_weight_decay, "decoupled, of Muon's matrices")->capture_default_str()->check(CLI::NonNegativeNumber)->group(run);
   sub->add_option("--lr", o->lr, "peak learning rate, cosine")->capture_default_str()->group(run);
   sub->add_option("--warmup", o->warmup, "fraction of the steps")->capture_default_str()->check(CLI::Range(0.0, 1.0))->group(run);
   sub->add_option("--weight-decay", o->weight_decay, "decoupled")->capture_default_str()->check(CLI::NonNegativeNumber)->group(run);

@@ -1,4 +1,4 @@
-// Cases of sum_squares, finish_norm, adamw.
+// Cases of sum_squares, finish_norm, adamw, muon.
 #include "op_table.h"
 
 namespace dspark::test {
@@ -67,6 +67,34 @@ void add_optimizer_cases(OpCases& cases) {
                                         std::vector<double>(57, std::numeric_limits<double>::quiet_NaN()));
                      a.scalars = run.given("scalars", Kind::acc, 1, kNumStepScalars, step_scalars(0, 1));
                      adamw(run.ctx(), a);
+                   }});
+  for (const auto& [r, c] : {std::pair<int64_t, int64_t>{2, 2}, {5, 65}, {65, 5}, {33, 33}, {129, 70}, {70, 129}})
+    for (const bool with_value : {true, false})
+      cases.push_back({"muon", fmt::format("[{}, {}]{}", r, c, with_value ? " with a cast" : ""), [=, r = r, c = c](OpRun& run) {
+                         Muon a;
+                         a.master = run.inout("master", Kind::acc, r, c);
+                         a.buf = run.inout("buf", Kind::acc, r, c, 0.1);
+                         a.grad = run.input("grad", Kind::acc, r, c);
+                         // Products see X, which is made of these two, rounded.
+                         run.stored("grad rounded", Kind::act, a.grad);
+                         run.stored("buf rounded", Kind::act, a.buf);
+                         if (with_value) a.value = run.output("value", Kind::act, r, c);
+                         a.scalars = run.given("scalars", Kind::acc, 1, kNumStepScalars, step_scalars(1, 0.25));
+                         a.work = run.work_bytes(muon_work(run.ctx(), r, c));
+                         a.size = muon_size(r, c), a.weight_decay = 0.1, a.lr_factor = 2;
+                         // Three iterations: five make a bf16 difference of any size (the singular values oscillate).
+                         a.iterations = 3;
+                         muon(run.ctx(), a);
+                       }});
+  cases.push_back({"muon", "nothing changes when the norm is not finite", [](OpRun& run) {
+                     Muon a;
+                     a.master = run.inout("master", Kind::acc, 3, 19, 1, true);
+                     a.buf = run.inout("buf", Kind::acc, 3, 19, 1, true);
+                     a.value = run.inout("value", Kind::act, 3, 19, 1, true);
+                     a.grad = run.given("grad", Kind::acc, 3, 19, std::vector<double>(57, std::numeric_limits<double>::quiet_NaN()));
+                     a.scalars = run.given("scalars", Kind::acc, 1, kNumStepScalars, step_scalars(0, 1));
+                     a.work = run.work_bytes(muon_work(run.ctx(), 3, 19));
+                     muon(run.ctx(), a);
                    }});
   constexpr double kInfinity = std::numeric_limits<double>::infinity(), kNan = std::numeric_limits<double>::quiet_NaN();
   cases.push_back({"finish_norm", "clipped", [](OpRun& run) { finish(run, {4, 9, 0.25}, 1, true); }});

@@ -145,10 +145,10 @@ TEST_CASE("trajectories agree with the public trainers", "[golden][train]") {
       std::vector<std::unique_ptr<PackedCase>> micro;
       for (int i = 0; file.find(fmt::format("micro{}.input_ids", i)); ++i)
         micro.push_back(pack_case(file, fmt::format("micro{}.", i), h.config, h.objective));
-      train::AdamWOptions options;
+      train::OptimizerOptions options;
       options.clip = config.at("clip");
       options.weight_decay = config.at("weight_decay");
-      train::AdamWOptimizer optimizer(*h.drafter, options);
+      train::Optimizer optimizer(*h.drafter, options);
       for (int64_t s = 0; s < steps; ++s) {
         for (int64_t a = 0; a < accumulation; ++a) {
           const auto i = static_cast<size_t>(s * accumulation + a);

@@ -4,7 +4,6 @@
 
 #include <algorithm>
 #include <atomic>
-#include <condition_variable>
 #include <exception>
 #include <mutex>
 #include <thread>
@@ -12,15 +11,39 @@
 
 namespace dspark {
 
+namespace {
+
+// A step of a small model starts thousands of short loops a second: sleeping and waking a thread costs more than many of them.
+// About 20 to 100 us of spinning, by the CPU's pause; longer waits sleep.
+constexpr int kSpins = 2000;
+
+void pause_cpu() {
+#if defined(__x86_64__)
+  __builtin_ia32_pause();
+#elif defined(__aarch64__)
+  asm volatile("yield");
+#endif
+}
+
+// Returns once `value` differs from `old`; what was written before the change is visible.
+void wait_for_change(const std::atomic<uint32_t>& value, uint32_t old) {
+  for (int i = 0; i < kSpins; ++i) {
+    if (value.load(std::memory_order_acquire) != old) return;
+    pause_cpu();
+  }
+  value.wait(old, std::memory_order_acquire);
+}
+
+}  // namespace
+
 struct ThreadPool::Impl {
   std::vector<std::thread> workers;
-  std::mutex mutex;
-  std::condition_variable wake, done;
-  uint64_t generation = 0;
-  int running = 0;
-  bool stop = false;
+  std::atomic<uint32_t> generation{0};  // of the loop to run; a change starts the workers
+  std::atomic<uint32_t> running{0};     // workers that are not done with it
+  bool stop = false;                    // this and the next lines are written before generation changes
   int64_t n = 0, share = 0;
   const std::function<void(int64_t, int64_t, int)>* body = nullptr;
+  std::mutex error_mutex;
   std::exception_ptr error;
 
   void run_share(int index) {
@@ -29,23 +52,22 @@ struct ThreadPool::Impl {
     try {
       (*body)(begin, end, index);
     } catch (...) {
-      std::lock_guard lock(mutex);
+      std::lock_guard lock(error_mutex);
       if (!error) error = std::current_exception();
     }
   }
 
+  void start() {
+    generation.fetch_add(1, std::memory_order_release);
+    generation.notify_all();
+  }
+
   void worker(int index) {
-    uint64_t seen = 0;
-    for (;;) {
-      {
-        std::unique_lock lock(mutex);
-        wake.wait(lock, [&] { return stop || generation != seen; });
-        if (stop) return;
-        seen = generation;
-      }
+    for (uint32_t seen = 0;; ++seen) {
+      wait_for_change(generation, seen);
+      if (stop) return;
       run_share(index);
-      std::lock_guard lock(mutex);
-      if (--running == 0) done.notify_one();
+      if (running.fetch_sub(1, std::memory_order_acq_rel) == 1) running.notify_one();
     }
   }
 };
@@ -55,11 +77,8 @@ ThreadPool::ThreadPool(int n_threads) : impl_(std::make_unique<Impl>()) {
 }
 
 ThreadPool::~ThreadPool() {
-  {
-    std::lock_guard lock(impl_->mutex);
-    impl_->stop = true;
-  }
-  impl_->wake.notify_all();
+  impl_->stop = true;
+  impl_->start();
   for (auto& t : impl_->workers) t.join();
 }
 
@@ -70,19 +89,14 @@ void ThreadPool::parallel_for(int64_t n, int64_t grain,
   if (n <= 0) return;
   const int64_t parts = std::min<int64_t>(size(), (n + std::max<int64_t>(grain, 1) - 1) / std::max<int64_t>(grain, 1));
   if (parts <= 1) return body(0, n, 0);
-  {
-    std::lock_guard lock(impl_->mutex);
-    impl_->n = n;
-    impl_->share = (n + parts - 1) / parts;
-    impl_->body = &body;
-    impl_->error = nullptr;
-    impl_->running = static_cast<int>(impl_->workers.size());
-    ++impl_->generation;
-  }
-  impl_->wake.notify_all();
+  impl_->n = n;
+  impl_->share = (n + parts - 1) / parts;
+  impl_->body = &body;
+  impl_->error = nullptr;
+  impl_->running.store(static_cast<uint32_t>(impl_->workers.size()), std::memory_order_relaxed);
+  impl_->start();
   impl_->run_share(0);
-  std::unique_lock lock(impl_->mutex);
-  impl_->done.wait(lock, [&] { return impl_->running == 0; });
+  for (uint32_t left; (left = impl_->running.load(std::memory_order_acquire)) != 0;) wait_for_change(impl_->running, left);
   if (impl_->error) std::rethrow_exception(impl_->error);
 }
 

@@ -27,7 +27,7 @@ void check_options(const TrainOptions& o) {
   if (o.recipe != "deepspec") fail_usage("--recipe {}: this version trains the deepspec recipe", o.recipe);
   if (o.algorithm != "dspark" && o.algorithm != "dflash") fail_usage("--algorithm {}: dspark or dflash", o.algorithm);
   if (o.markov != "vanilla" && o.markov != "none") fail_usage("--markov {}: this version trains vanilla or none", o.markov);
-  if (o.optimizer != "adamw") fail_usage("--optimizer {}: this version trains with adamw", o.optimizer);
+  if (o.optimizer != "adamw" && o.optimizer != "muon") fail_usage("--optimizer {}: adamw or muon", o.optimizer);
   if (o.layout != "anchor" && o.layout != "bonus") fail_usage("--layout {}: anchor or bonus", o.layout);
   if (o.warm_start != "target" && o.warm_start != "none") fail_usage("--warm-start {}: target or none", o.warm_start);
   if (o.layer_types != "full" && o.layer_types != "sliding") fail_usage("--layer-types {}: full or sliding", o.layer_types);
@@ -40,6 +40,7 @@ void check_options(const TrainOptions& o) {
   if (o.layer_types == "sliding" && o.window < 1) fail_usage("--layer-types sliding needs --window W");
   if (o.val_fraction < 0 || o.val_fraction >= 1) fail_usage("--val-fraction {}: in [0, 1)", o.val_fraction);
   if (o.lr <= 0) fail_usage("--lr {}: must be positive", o.lr);
+  if (o.muon_lr < 0) fail_usage("--muon-lr {}: must not be negative", o.muon_lr);
   if (o.batch_docs < 0) fail_usage("--batch-docs {}: at least 1", o.batch_docs);
 }
 
@@ -122,7 +123,7 @@ OrderedJson run_identity(const TrainOptions& o, const DrafterConfig& c, const st
   for (int32_t id : kept) kept_text += fmt::format("{},", id);
   return OrderedJson{{"drafter", sha256_hex(drafter_config_json(c, w))}, {"draft_vocabulary", sha256_hex(kept_text)}, {"documents", sha256_hex(ids)},
                      {"algorithm", o.algorithm}, {"loss", o.loss}, {"layers", o.layers}, {"block", o.block}, {"rank", c.rank}, {"steps", steps}, {"batch_docs", batch_docs},
-                     {"row_tokens", o.row_tokens}, {"anchors", o.anchors}, {"lr", o.lr}, {"weight_decay", o.weight_decay}, {"clip", o.clip}, {"decay", o.decay},
+                     {"row_tokens", o.row_tokens}, {"anchors", o.anchors}, {"optimizer", o.optimizer}, {"lr", o.lr}, {"muon_lr", o.muon_lr}, {"weight_decay", o.weight_decay}, {"muon_weight_decay", o.muon_weight_decay}, {"clip", o.clip}, {"decay", o.decay},
                      {"warmup", o.warmup}, {"denominator", o.denominator}, {"precision", o.common.precision}, {"seed", o.common.seed}, {"warm_start", o.warm_start}};
 }
 
@@ -221,8 +222,11 @@ void run_train(const TrainOptions& o) {
     pack.draft_id.assign(static_cast<size_t>(config.vocab), -1);
     for (size_t i = 0; i < kept.size(); ++i) pack.draft_id[static_cast<size_t>(kept[i])] = static_cast<int32_t>(i);
   }
-  train::AdamWOptions adamw;
-  adamw.weight_decay = o.weight_decay, adamw.clip = o.clip;
+  train::OptimizerOptions optimizer;
+  optimizer.weight_decay = o.weight_decay, optimizer.clip = o.clip;
+  optimizer.muon = o.optimizer == "muon";
+  optimizer.muon_weight_decay = o.muon_weight_decay;
+  optimizer.muon_lr_factor = o.muon_lr > 0 ? o.muon_lr / o.lr : 1.0;
   train::TrainerOptions t;
   t.out = o.out, t.steps = steps, t.batch_docs = batch_docs;
   t.pack = {o.row_tokens, o.anchors, o.chunk_slots, o.decay, o.common.seed};
@@ -244,7 +248,7 @@ void run_train(const TrainOptions& o) {
       last_line = now_s();
     }
   };
-  train::Trainer trainer(drafter, target, data, pack, objective, adamw, t);
+  train::Trainer trainer(drafter, target, data, pack, objective, optimizer, t);
   const int64_t first = trainer.prepare(checkpoint.has_value());
   int64_t trainable = 0, parameters = 0;
   for (const auto& p : drafter.parameters()) {

@@ -16,7 +16,7 @@ struct TrainOptions {
               layer_types = "full", window_rule = "served", optimizer = "adamw", loss, denominator = "pooled";
   int64_t layers = 5, block = 7, rank = 256, steps = 0, batch_docs = 0, row_tokens = 1024, anchors = 512, draft_vocab = 0, window = 0,
           save_every = 0, keep = 2, chunk_slots = 512, mask_token = -1, validate_every = 0, max_validation_docs = 64;
-  double epochs = 0, lr = 6e-4, weight_decay = 0, clip = 1.0, val_fraction = 0.05, decay = 4.0, warmup = 0.04, time_limit_s = 0;
+  double epochs = 0, lr = 6e-4, weight_decay = 0, muon_lr = 0, muon_weight_decay = 0, clip = 1.0, val_fraction = 0.05, decay = 4.0, warmup = 0.04, time_limit_s = 0;
   bool resume = false, plan = false, no_confidence = false;
 };
 

@@ -13,7 +13,9 @@
 // No operator allocates: work tensors are arguments.
 #pragma once
 
+#include <algorithm>
 #include <array>
+#include <cmath>
 #include <cstdint>
 #include <vector>
 
@@ -172,6 +174,19 @@ struct FinishNorm { Tensor scalars, sums; };
 // Nothing changes when kFinite is 0. master, m, v, grad acc [r, c]; value float [r, c] or empty.
 struct AdamW { Tensor master, m, v, grad, value, scalars; double beta1 = 0.9, beta2 = 0.999, eps = 1e-8, weight_decay = 0, lr_factor = 1; };
 
+// One Muon step on one matrix (Jordan et al. 2024): momentum, then the update made orthogonal by Newton-Schulz iterations on
+// the smaller side, products with act operands and acc sums:
+//   g = grad * kGradScale * kClip; buf = momentum buf + (1-momentum) g; u = (1-momentum) g + momentum buf; X = u / max(|u|_F, 1e-7),
+//   transposed if r > c; `iterations` times X = a X + (b G + c G^2) X with G = X X^T, (a, b, c) = (3.4445, -4.7750, 2.0315);
+//   p = p (1 - lr wd) - lr size X;  value = cast(p),  lr = kLr * lr_factor.
+// Nothing changes when kFinite is 0. master, buf, grad acc [r, c]; value float [r, c] or empty; work u8 [1, muon_work(...)].
+struct Muon { Tensor master, buf, grad, value, scalars, work; double size = 1, momentum = 0.95, weight_decay = 0, lr_factor = 1; int iterations = 5; };
+// The usual `size`: updates as large as AdamW's (Liu et al. 2025, arXiv 2502.16982).
+inline double muon_size(int64_t rows, int64_t cols) { return 0.2 * std::sqrt(static_cast<double>(std::max(rows, cols))); }
+// Bytes of `work`.
+int64_t muon_work(const Context& ctx, int64_t rows, int64_t cols);
+inline constexpr double kMuonA = 3.4445, kMuonB = -4.7750, kMuonC = 2.0315;
+
 // ---- decoding --------------------------------------------------------------------------------------------------------------
 
 struct SamplingParams { double temperature = 1.0; int64_t top_k = 0; double top_p = 1.0, min_p = 0.0; };  // temperature < 1e-5: greedy (one-hot arg-max, lowest id on ties)
@@ -197,7 +212,7 @@ struct VerifyBlock { Tensor result, draft_ids, draft_probs, map, target_probs, u
   X(qk_norm_rope_backward, QkNormRopeBackward) X(swiglu, SwiGlu) X(swiglu_backward, SwiGluBackward)                          \
   X(anchor_attention, AnchorAttention) X(anchor_attention_backward, AnchorAttentionBackward)                                 \
   X(cache_attention, CacheAttention) X(vocab_loss, VocabLoss) X(sum_squares, SumSquares) X(finish_norm, FinishNorm)          \
-  X(adamw, AdamW) X(token_probs, TokenProbs) X(sample_tokens, SampleTokens) X(verify_block, VerifyBlock)
+  X(adamw, AdamW) X(muon, Muon) X(token_probs, TokenProbs) X(sample_tokens, SampleTokens) X(verify_block, VerifyBlock)
 
 // A backend implements every operator; use the free functions below, which check the arguments first.
 class Ops {

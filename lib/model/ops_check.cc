@@ -481,6 +481,27 @@ void check(const Context& ctx, const AdamW& a) {
              {{"grad", a.grad}, {"scalars", a.scalars}});
 }
 
+// X and the polynomial in act; X, two Gram matrices and a diagonal in acc; a sum a row in fp64.
+int64_t muon_work(const Context& ctx, int64_t rows, int64_t cols) {
+  const int64_t m = std::min(rows, cols), n = std::max(rows, cols);
+  const auto padded = [](int64_t bytes) { return (bytes + 63) / 64 * 64; };
+  const int64_t act = dtype_bytes(ctx.act_dtype()), acc = dtype_bytes(ctx.acc_dtype());
+  return padded(m * n * act) + padded(m * n * acc) + padded(m * m * act) + 2 * padded(m * m * acc) + padded(m * acc) + padded(8 * rows) + 64;
+}
+
+void check(const Context& ctx, const Muon& a) {
+  const Checker c(ctx, "muon");
+  const int64_t rows = a.master.rows, cols = a.master.cols;
+  c.acc("master", a.master, rows, cols);
+  c.acc("buf", a.buf, rows, cols);
+  c.acc("grad", a.grad, rows, cols);
+  if (a.value) c.floating("value", a.value, rows, cols);
+  c.acc("scalars", a.scalars, 1, kNumStepScalars);
+  DS_ASSERT(a.work.dtype == DType::u8 && a.work.rows == 1 && a.work.cols >= muon_work(ctx, rows, cols),
+            "muon: work is {} [{}, {}], expected u8 [1, >= {}]", dtype_name(a.work.dtype), a.work.rows, a.work.cols, muon_work(ctx, rows, cols));
+  c.distinct({{"master", a.master}, {"buf", a.buf}, {"value", a.value}, {"work", a.work}}, {{"grad", a.grad}, {"scalars", a.scalars}});
+}
+
 // ---- decoding
 // --------------------------------------------------------------------------------------------------------------
 

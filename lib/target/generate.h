@@ -44,7 +44,8 @@ class Generator {
 
  private:
   struct Slot;
-  void prefill(Slot& slot, Prompt&& prompt);
+  void admit(Slot& slot, Prompt&& prompt);
+  std::vector<Slot*> step(std::vector<int32_t>& sampled);
   bool accept(Slot& slot, int32_t token);
 
   TargetModel& target_;

@@ -59,11 +59,11 @@ std::vector<NamedTensor> masters(Drafter& drafter) {
   return out;
 }
 
-std::vector<NamedTensor> states(AdamWOptimizer& optimizer) {
+std::vector<NamedTensor> states(Optimizer& optimizer) {
   std::vector<NamedTensor> out;
   for (const auto& s : optimizer.states()) {
     out.push_back({"m." + s.name, s.m});
-    out.push_back({"v." + s.name, s.v});
+    if (s.v) out.push_back({"v." + s.name, s.v});
   }
   return out;
 }
@@ -81,7 +81,7 @@ struct RemoveUnlessRenamed {
 };
 }  // namespace
 
-void save_checkpoint(const fs::path& out, int64_t step, Drafter& drafter, AdamWOptimizer& optimizer, const Json& state,
+void save_checkpoint(const fs::path& out, int64_t step, Drafter& drafter, Optimizer& optimizer, const Json& state,
                      const std::function<void(const fs::path&)>& extra) {
   const fs::path parent = checkpoints_folder(out), final_name = parent / fmt::format("step-{:08}", step);
   const fs::path temporary = parent / fmt::format("writing-{:08}", step);
@@ -142,7 +142,7 @@ Json read_checkpoint_state(const FoundCheckpoint& c) {
   return s;
 }
 
-void load_checkpoint(const FoundCheckpoint& c, Drafter& drafter, AdamWOptimizer& optimizer) {
+void load_checkpoint(const FoundCheckpoint& c, Drafter& drafter, Optimizer& optimizer) {
   Context& ctx = drafter.context();
   read_tensors(c.folder / "masters.safetensors", ctx, masters(drafter));
   for (const Parameter& p : drafter.parameters())

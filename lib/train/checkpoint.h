@@ -19,7 +19,7 @@
 namespace dspark::train {
 
 // Writes OUT/checkpoints/step-N. `state` must hold "step"; `extra` may write more files into the (temporary) folder.
-void save_checkpoint(const fs::path& out, int64_t step, model::Drafter& drafter, AdamWOptimizer& optimizer, const Json& state,
+void save_checkpoint(const fs::path& out, int64_t step, model::Drafter& drafter, Optimizer& optimizer, const Json& state,
                      const std::function<void(const fs::path&)>& extra = {});
 // Keeps the newest `keep`, removes the others and leftovers of interrupted writes.
 void prune_checkpoints(const fs::path& out, int64_t keep);
@@ -32,6 +32,6 @@ std::optional<FoundCheckpoint> newest_checkpoint(const fs::path& out);
 Json read_checkpoint_state(const FoundCheckpoint& c);
 // Loads masters (and the values that follow from them) and optimizer states. Throws when a tensor is missing or has another
 // shape.
-void load_checkpoint(const FoundCheckpoint& c, model::Drafter& drafter, AdamWOptimizer& optimizer);
+void load_checkpoint(const FoundCheckpoint& c, model::Drafter& drafter, Optimizer& optimizer);
 
 }  // namespace dspark::train

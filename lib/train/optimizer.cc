@@ -8,35 +8,57 @@ namespace dspark::train {
 
 using namespace model;
 
-AdamWOptimizer::AdamWOptimizer(Drafter& drafter, const AdamWOptions& options)
+bool takes_muon(const Parameter& p) {
+  const auto ends = [&](const char* tail) { return p.name.ends_with(tail); };
+  return !p.is_vector && p.value.rows > 1 && p.value.cols > 1 && !ends("embed_tokens.weight") && !ends("lm_head.weight") &&
+         !ends("markov_w1.weight") && !ends("markov_w2.weight");
+}
+
+Optimizer::Optimizer(Drafter& drafter, const OptimizerOptions& options)
     : drafter_(drafter), ctx_(drafter.context()), options_(options) {
   const auto& parameters = drafter_.parameters();
   for (size_t i = 0; i < parameters.size(); ++i)
     if (parameters[i].trainable) parameter_.push_back(i);
   // Norms are summed per tensor in name order, whoever owns the tensor.
   std::sort(parameter_.begin(), parameter_.end(), [&](size_t a, size_t b) { return parameters[a].name < parameters[b].name; });
+  int64_t work = 0;
   for (size_t i : parameter_) {
     const Parameter& p = parameters[i];
-    OptimizerState s{p.name, ctx_.allocate(ctx_.acc_dtype(), p.grad.rows, p.grad.cols),
-                     ctx_.allocate(ctx_.acc_dtype(), p.grad.rows, p.grad.cols)};
+    const bool muon = options_.muon && takes_muon(p);
+    OptimizerState s{p.name, ctx_.allocate(ctx_.acc_dtype(), p.grad.rows, p.grad.cols), {}};
     fill(ctx_, {s.m, 0});
-    fill(ctx_, {s.v, 0});
+    if (muon) {
+      work = std::max(work, muon_work(ctx_, p.grad.rows, p.grad.cols));
+    } else {
+      s.v = ctx_.allocate(ctx_.acc_dtype(), p.grad.rows, p.grad.cols);
+      fill(ctx_, {s.v, 0});
+    }
     states_.push_back(s);
   }
   scalars_ = ctx_.allocate(ctx_.acc_dtype(), 1, kNumStepScalars);
+  if (work > 0) work_ = ctx_.allocate(DType::u8, 1, work);
   sums_ = ctx_.allocate(ctx_.acc_dtype(), 1, static_cast<int64_t>(states_.size()));
 }
 
-AdamWOptimizer::~AdamWOptimizer() {
+Optimizer::~Optimizer() {
   for (const auto& s : states_) {
     ctx_.free(s.m);
-    ctx_.free(s.v);
+    if (s.v) ctx_.free(s.v);
   }
+  if (work_) ctx_.free(work_);
   ctx_.free(scalars_);
   ctx_.free(sums_);
 }
 
-AdamWOptimizer::Result AdamWOptimizer::step(double lr, double grad_scale) {
+void Optimizer::update(const Parameter& p, const OptimizerState& s) {
+  const Tensor value = p.cast_on_update() ? p.value : Tensor{};
+  if (s.v)
+    adamw(ctx_, {p.master, s.m, s.v, p.grad, value, scalars_, options_.beta1, options_.beta2, options_.eps, options_.weight_decay});
+  else
+    muon(ctx_, {p.master, s.m, p.grad, value, scalars_, work_, muon_size(p.grad.rows, p.grad.cols), options_.muon_momentum, options_.muon_weight_decay, options_.muon_lr_factor});
+}
+
+Optimizer::Result Optimizer::step(double lr, double grad_scale) {
   const auto t = static_cast<double>(steps_ + 1);
   double host[kNumStepScalars] = {};
   host[kLr] = lr;
@@ -50,11 +72,7 @@ AdamWOptimizer::Result AdamWOptimizer::step(double lr, double grad_scale) {
   for (size_t j = 0; j < states_.size(); ++j)
     sum_squares(ctx_, {sums_.col_range(static_cast<int64_t>(j), 1), parameters[parameter_[j]].grad});
   finish_norm(ctx_, {scalars_, sums_});
-  for (size_t j = 0; j < states_.size(); ++j) {
-    const Parameter& p = parameters[parameter_[j]];
-    adamw(ctx_, {p.master, states_[j].m, states_[j].v, p.grad, p.cast_on_update() ? p.value : Tensor{}, scalars_, options_.beta1,
-                 options_.beta2, options_.eps, options_.weight_decay});
-  }
+  for (size_t j = 0; j < states_.size(); ++j) update(parameters[parameter_[j]], states_[j]);
   drafter_.refresh_trainable();
   ctx_.download_now({host, DType::f64, 1, kNumStepScalars, kNumStepScalars}, scalars_);
   const Result result{host[kGradNorm], host[kFinite] != 0};

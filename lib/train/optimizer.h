@@ -1,31 +1,38 @@
-// AdamW over a drafter's trainable tensors, with clipping by the norm over all of them. All of a step's scalars live on the
-// device; a step whose gradients are not finite changes nothing.
+// AdamW, or Muon with AdamW for what is not a plain matrix, over a drafter's trainable tensors, with clipping by the norm over
+// all of them. All of a step's scalars live on the device; a step whose gradients are not finite changes nothing.
 #pragma once
 
 #include <memory>
+#include <string>
 #include <vector>
 
 #include "model/drafter.h"
 
 namespace dspark::train {
 
-struct AdamWOptions {
-  double beta1 = 0.9, beta2 = 0.999, eps = 1e-8, weight_decay = 0.0;
-  double clip = 1.0;  // maximal norm; 0: none
+struct OptimizerOptions {
+  double beta1 = 0.9, beta2 = 0.999, eps = 1e-8, weight_decay = 0.0;  // AdamW's
+  double clip = 1.0;           // maximal norm; 0: none
+  bool muon = false;           // matrices by Muon (`takes_muon`), the rest by AdamW
+  double muon_momentum = 0.95, muon_weight_decay = 0.0;
+  double muon_lr_factor = 1;   // times the step's learning rate
 };
 
-// One tensor's optimizer state, [rows, cols] acc, under the parameter's name.
+// One tensor's optimizer state, [rows, cols] acc, under the parameter's name. Muon keeps m only (its momentum buffer).
 struct OptimizerState {
   std::string name;
   model::Tensor m, v;
 };
 
-class AdamWOptimizer {
+// Matrices with both sides > 1, but the embeddings, heads and Markov factors (DESIGN 4).
+bool takes_muon(const model::Parameter& p);
+
+class Optimizer {
  public:
-  AdamWOptimizer(model::Drafter& drafter, const AdamWOptions& options);
-  ~AdamWOptimizer();
-  AdamWOptimizer(const AdamWOptimizer&) = delete;
-  AdamWOptimizer& operator=(const AdamWOptimizer&) = delete;
+  Optimizer(model::Drafter& drafter, const OptimizerOptions& options);
+  ~Optimizer();
+  Optimizer(const Optimizer&) = delete;
+  Optimizer& operator=(const Optimizer&) = delete;
 
   struct Result {
     double grad_norm = 0;
@@ -39,12 +46,14 @@ class AdamWOptimizer {
   std::vector<OptimizerState>& states() { return states_; }
 
  private:
+  void update(const model::Parameter& p, const OptimizerState& s);
+
   model::Drafter& drafter_;
   model::Context& ctx_;
-  AdamWOptions options_;
+  OptimizerOptions options_;
   std::vector<OptimizerState> states_;
   std::vector<size_t> parameter_;  // index into drafter.parameters() of each state
-  model::Tensor scalars_, sums_;
+  model::Tensor scalars_, sums_, work_;
   int64_t steps_ = 0;
 };
 

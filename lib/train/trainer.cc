@@ -24,9 +24,9 @@ Precision precision_of(const Context& ctx) {
 }  // namespace
 
 Trainer::Trainer(Drafter& drafter, TargetHead& target, const Dataset& data, const PackTarget& pack_target, const Objective& objective,
-                 const AdamWOptions& adamw, const TrainerOptions& options)
+                 const OptimizerOptions& optimizer, const TrainerOptions& options)
     : drafter_(drafter), target_(target), data_(data), pack_target_(pack_target), objective_(objective), options_(options),
-      optimizer_(drafter, adamw) {
+      optimizer_(drafter, optimizer) {
   options_.pack.gamma = objective.gamma;
   const int64_t context = std::max(options_.pack.row_tokens, data.longest());
   const StepPlan plan = plan_step(drafter.config(), objective, target.apply_norm, precision_of(drafter.context()), context, context,

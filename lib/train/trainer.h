@@ -46,7 +46,7 @@ struct TrainerResult {
 class Trainer {
  public:
   Trainer(model::Drafter& drafter, TargetHead& target, const Dataset& data, const PackTarget& pack_target,
-          const Objective& objective, const AdamWOptions& adamw, const TrainerOptions& options);
+          const Objective& objective, const OptimizerOptions& optimizer, const TrainerOptions& options);
 
   // Continues from the newest checkpoint in options.out if `resume`; returns the step it starts at.
   int64_t prepare(bool resume);
@@ -65,7 +65,7 @@ class Trainer {
   PackTarget pack_target_;
   Objective objective_;
   TrainerOptions options_;
-  AdamWOptimizer optimizer_;
+  Optimizer optimizer_;
   int64_t first_step_ = 0, arena_bytes_ = 0;
   std::unique_ptr<TrainStep> step_;
 };

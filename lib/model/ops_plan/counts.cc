@@ -156,6 +156,13 @@ PlanCounts cost(const AdamW& a) {
   return counted(15 * size(a.master), {a.master, a.m, a.v, a.grad, a.scalars}, {a.master, a.m, a.v, a.value});
 }
 
+PlanCounts cost(const Muon& a) {
+  const int64_t m = std::min(a.master.rows, a.master.cols), n = std::max(a.master.rows, a.master.cols);
+  // Gram matrices are symmetric: half of the products X X^T and G G^T.
+  const double iteration = product(m, m, n) / 2 + product(m, m, m) / 2 + product(m, n, m);
+  return counted(a.iterations * iteration + 15 * size(a.master), {a.master, a.buf, a.grad, a.scalars}, {a.master, a.buf, a.value});
+}
+
 PlanCounts cost(const TokenProbs& a) { return counted(5 * size(a.logits), {a.logits}, {a.probs}); }
 PlanCounts cost(const SampleTokens& a) {
   return counted(2 * size(a.probs), {a.probs, a.uniform, a.map}, {a.ids, a.raw_ids});
