@@ -12,6 +12,7 @@ std::vector<double> step_scalars(double finite, double clip) {
   s[kLr] = 0.0078125;
   s[kGradScale] = 0.5;
   s[kMaxNorm] = 1;
+  s[kSteps] = 4;
   s[kBias1] = 0.09999999403953552;
   s[kBias2] = 0.0010000000474974513;
   s[kGradNorm] = 3;

@@ -128,7 +128,7 @@ std::vector<double> run_everything(Cpu& c, bool in_bf16) {
 
   const Tensor m = c.random(acc, 200, d, 13, 0.01), v = c.make(acc, 200, d), master = c.random(acc, 200, d, 14);
   fill(c.ctx, {v, 0.25});
-  const Tensor scalars = c.put(acc, 1, kNumStepScalars, {1e-3, 0.5, 1, 0.1, 0.001, 0, 1, 1});
+  const Tensor scalars = c.put(acc, 1, kNumStepScalars, {1e-3, 0.5, 1, 1, 0.1, 0.001, 0, 1, 1});
   const Tensor value = c.make(act, 200, d);
   adamw(c.ctx, {.master = master, .m = m, .v = v, .grad = dw, .value = value, .scalars = scalars, .weight_decay = 0.1});
   for (const Tensor& t : {m, v, master, value}) keep(t);

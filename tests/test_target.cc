@@ -23,9 +23,6 @@ using model::Precision;
 namespace {
 
 constexpr double kFp32 = 4;  // times the reference's own float32 deviation
-// States of the real model: 30 layers, and one channel of the first position holds 24,800, whose last bit is 0.002. The
-// order of sums here was seen to be up to 6.6 times the reference's deviation away; bfloat16 is 10,000 times away.
-constexpr double kFp32Deep = 8;
 constexpr double kBf16 = 2;  // times its bfloat16 deviation: those sums are fp32 here, which is the better way
 // Where a fixture gives no float32 deviation: the largest relative one of any tiny model of these architectures.
 constexpr double kTinyRelRms = 7.4e-7;
@@ -205,14 +202,25 @@ double logit_bound(const Json& deviation) {
                           deviation.at("lse").at("max_abs").get<double>());
 }
 
+// How far the reference's own float32 or bfloat16 run is from its float64 run: the largest over the fixture's prompts. One
+// prompt's largest error is a draw with a heavy tail (one element of the first position, 24,800, outweighs all others), and
+// between the six prompts it differs by a factor of five.
+Json largest_deviation(const Json& prompts, const std::string& which, const std::string& state, const std::string& tap) {
+  Json out{{"max_abs", 0.0}, {"rel_rms", 0.0}};
+  for (const Json& p : prompts) {
+    const Json& d = tap.empty() ? p.at(which).at(state) : p.at(which).at(state).at(tap);
+    for (const char* key : {"max_abs", "rel_rms"}) out[key] = std::max(out[key].get<double>(), d.at(key).get<double>());
+  }
+  return out;
+}
+
 void check_states(golden::Report& report, const std::string& what, const SequenceStates& got, const RealPrompt& p,
-                  const formats::SafetensorsFile& expected, const std::vector<int>& taps, int64_t e, bool fp32) {
-  const Json& deviation = p.about.at(fp32 ? "deviation_f32" : "deviation_bf16");
-  const double factor = fp32 ? kFp32Deep : kBf16;
+                  const formats::SafetensorsFile& expected, const Json& prompts, const std::vector<int>& taps, int64_t e, bool fp32) {
+  const std::string which = fp32 ? "deviation_f32" : "deviation_bf16";
+  const double factor = fp32 ? kFp32 : kBf16;
   const std::vector<int32_t> rows = ids_of(expected, p.name + ".positions");
   const auto n = static_cast<int64_t>(rows.size()) * e, width = (static_cast<int64_t>(taps.size()) + 1) * e;
-  auto check = [&](const std::string& part_name, const std::vector<double>& a, const std::vector<double>& b,
-                   const Json& d) {
+  auto check = [&](const std::string& part_name, const std::vector<double>& a, const std::vector<double>& b, const Json& d) {
     report.check(what + part_name, golden::relative_2norm(a, b), factor * d.at("rel_rms").get<double>());
     if (fp32) report.check(what + part_name + " max", max_abs(a, b), factor * d.at("max_abs").get<double>());
   };
@@ -220,12 +228,12 @@ void check_states(golden::Report& report, const std::string& what, const Sequenc
   for (size_t j = 0; j < taps.size(); ++j) {
     const auto col = static_cast<int64_t>(j);
     check(fmt::format("tap {}", taps[j]), part(got.states, width, rows, col * e, e), slice(want, col * n, n),
-          deviation.at("taps").at(std::to_string(taps[j])));
+          largest_deviation(prompts, which, "taps", std::to_string(taps[j])));
   }
   check("pre norm", part(got.states, width, rows, width - e, e), golden::values(expected, p.name + ".last_pre_norm"),
-        deviation.at("taps").at(std::to_string(taps.back())));
+        largest_deviation(prompts, which, "taps", std::to_string(taps.back())));
   check("post norm", part(got.normed, e, rows, 0, e), golden::values(expected, p.name + ".last_post_norm"),
-        deviation.at("last_post_norm"));
+        largest_deviation(prompts, which, "last_post_norm", ""));
 }
 
 // The 20 best logits of every position, and that no other one belongs among them.
@@ -284,7 +292,7 @@ TEST_CASE("a real model gives the reference's token ids, states, logits and gree
     const std::string text = p.about.at("greedy_text");
     CHECK(tokenizer.decode(std::span(p.ids).subspan(prompt.size())) == text);
     const SequenceStates got = run_target(target, p.ids, taps);
-    check_states(report, p.name + " fp32 ", got, p, expected, taps, e, true);
+    check_states(report, p.name + " fp32 ", got, p, expected, about.at("prompts"), taps, e, true);
     check_logits(report, p.name + " ", got, p, expected, v);
   }
 
@@ -328,7 +336,7 @@ TEST_CASE("a real model in bf16 is as near the reference as bfloat16 is", "[gold
   golden::Report report("target_model bf16", "target/smollm2_gguf");
   LoadedTarget target(file, Precision::bf16);
   const SequenceStates got = run_target(target, p.ids, taps);
-  check_states(report, p.name + " bf16 ", got, p, expected, taps, target.config().hidden, false);
+  check_states(report, p.name + " bf16 ", got, p, expected, about.at("prompts"), taps, target.config().hidden, false);
 
   // Prefill hands out the same states, rounded to bf16 once.
   target::Prefill prefill(*target.decoder, taps, 128);

@@ -160,14 +160,17 @@ int64_t vocab_loss_work(const Context& ctx, int64_t chunk_slots, int64_t chunk_r
 
 // Step values that live on the device, so that no step waits for the host: acc [1, kNumStepScalars].
 enum StepScalar : int {
-  kLr, kGradScale /* multiplies every gradient: 1/sum(w) under pooled */, kMaxNorm /* 0: no clipping */, kBias1 /* 1 - beta1^t */, kBias2,
-  kGradNorm /* out: norm after kGradScale */, kClip /* out */, kFinite /* out: 1, or 0 if the norm is not finite */, kNumStepScalars
+  kLr, kGradScale /* multiplies every gradient: 1/sum(w) under pooled */, kMaxNorm /* 0: no clipping */,
+  kNumHostScalars,  // the host writes the ones above before a step, the device the ones below
+  kSteps = kNumHostScalars /* t: steps that were applied */, kBias1 /* 1 - beta1^t */, kBias2, kGradNorm /* norm after kGradScale */, kClip,
+  kFinite /* 1, or 0 if the norm is not finite */, kNumStepScalars
 };
 
 // sums[j] = sum of squares of grad j, fixed order. sums acc [1, J].
 struct SumSquares { Tensor sum /* acc [1, 1] */, grad; };
-// kGradNorm = kGradScale * sqrt(sum of sums in order); kClip = min(1, kMaxNorm / (kGradNorm + 1e-6)); kFinite.
-struct FinishNorm { Tensor scalars, sums; };
+// kGradNorm = kGradScale * sqrt(sum of sums in order); kClip = min(1, kMaxNorm / (kGradNorm + 1e-6)); kFinite; kSteps += kFinite, and
+// kBias1 and kBias2 for the new count.
+struct FinishNorm { Tensor scalars, sums; double beta1 = 0.9, beta2 = 0.999; };
 // One AdamW step with decoupled decay on one tensor, fused with gradient scale, clip and the cast of the new weight:
 //   g = grad * kGradScale * kClip; m = b1 m + (1-b1) g; v = b2 v + (1-b2) g^2;
 //   p = p (1 - lr wd) - lr (m / kBias1) / (sqrt(v / kBias2) + eps);  value = cast(p).

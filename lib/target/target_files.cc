@@ -31,6 +31,19 @@ std::string gguf_name(const std::string& name) {
   return fmt::format("blk.{}.{}{}", name.substr(prefix.size(), dot - prefix.size()), it->second, name.substr(suffix));
 }
 
+// Rows of q and k as GGUF `llama` files order them (rotated pairs are neighbours) back to halves.
+void undo_interleave(std::vector<float>& w, int64_t head_dim, int64_t heads, const std::string& name) {
+  const int64_t rows = heads * head_dim, half = head_dim / 2;
+  const auto cols = static_cast<int64_t>(w.size()) / rows;
+  DS_REQUIRE(cols * rows == static_cast<int64_t>(w.size()), "target tensor '{}': {} values are not {} rows", name, w.size(), rows);
+  std::vector<float> out(w.size());
+  for (int64_t row = 0; row < rows; ++row) {
+    const int64_t head = row / head_dim, r = row % head_dim;
+    std::copy_n(w.begin() + (head * head_dim + (r % half) * 2 + r / half) * cols, cols, out.begin() + row * cols);
+  }
+  w = std::move(out);
+}
+
 }  // namespace
 
 struct TargetFiles::Source {
@@ -133,8 +146,11 @@ Render TargetFiles::render() const {
 }
 
 std::vector<float> TargetFiles::tensor(const std::string& name) const {
-  if (source_->gguf) return read_f32(source_->gguf->get(gguf_name(name)));
-  return read_f32(source_->tensors->get(name));
+  if (!source_->gguf) return read_f32(source_->tensors->get(name));
+  std::vector<float> v = read_f32(source_->gguf->get(gguf_name(name)));
+  if (config_.interleaved_qk && (name.find(".q_proj.") != std::string::npos || name.find(".k_proj.") != std::string::npos))
+    undo_interleave(v, config_.head_dim, name.find(".q_proj.") != std::string::npos ? config_.heads : config_.kv_heads, name);
+  return v;
 }
 
 TensorLoader TargetFiles::loader() const {

@@ -35,7 +35,7 @@ class TargetFiles {
   formats::Render render() const;
   formats::ChatOptions chat_options() const;
 
-  // By Hugging Face names, whatever the file calls them.
+  // By Hugging Face names and in their order of rows, whatever the file does.
   std::vector<float> tensor(const std::string& name) const;
   TensorLoader loader() const;
 

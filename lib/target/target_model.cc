@@ -11,22 +11,6 @@ namespace dspark::target {
 using namespace model;
 using formats::TargetConfig;
 
-namespace {
-
-// Rows of q and k as GGUF `llama` files order them (pairs are neighbours) back to halves.
-void undo_interleave(std::vector<float>& w, int64_t heads, int64_t head_dim, int64_t cols) {
-  std::vector<float> out(w.size());
-  const int64_t half = head_dim / 2;
-  for (int64_t h = 0; h < heads; ++h)
-    for (int64_t r = 0; r < head_dim; ++r) {
-      const int64_t source = (r % half) * 2 + r / half;
-      std::copy_n(w.begin() + (h * head_dim + source) * cols, cols, out.begin() + (h * head_dim + r) * cols);
-    }
-  w = std::move(out);
-}
-
-}  // namespace
-
 TargetModel::TargetModel(Context& ctx, const TargetConfig& config, const TensorLoader& loader) : ctx_(ctx), config_(config) {
   const auto& c = config_;
   const int64_t e = c.hidden, q_cols = c.heads * c.head_dim, kv_cols = c.kv_heads * c.head_dim;
@@ -34,16 +18,15 @@ TargetModel::TargetModel(Context& ctx, const TargetConfig& config, const TensorL
     owned_.push_back(ctx_.allocate(t, rows, cols));
     return owned_.back();
   };
-  auto load = [&](const Tensor& dst, const std::string& name, int64_t unpermute_heads = 0) {
+  auto load = [&](const Tensor& dst, const std::string& name) {
     if (!loader) return;
     std::vector<float> v = loader(name);
     DS_REQUIRE(static_cast<int64_t>(v.size()) == dst.size(), "target tensor '{}': {} values, the config needs {}", name, v.size(), dst.size());
-    if (unpermute_heads > 0 && c.interleaved_qk) undo_interleave(v, unpermute_heads, c.head_dim, dst.rows == 1 ? 1 : dst.cols);
     ctx_.upload_now(dst, {v.data(), DType::f32, dst.rows, dst.cols, dst.cols});
   };
-  auto vector = [&](const std::string& name, int64_t n, int64_t heads = 0) {
+  auto vector = [&](const std::string& name, int64_t n) {
     const Tensor t = allocate(ctx_.acc_dtype(), 1, n);
-    load(t, name, heads);
+    load(t, name);
     return t;
   };
   auto weight = [&](int64_t out, int64_t in) {
@@ -71,16 +54,16 @@ TargetModel::TargetModel(Context& ctx, const TargetConfig& config, const TensorL
       l.k_norm = vector(self + "k_norm.weight", c.head_dim);
     }
     l.q = weight(q_cols, e);
-    load(l.q.value, self + "q_proj.weight", c.heads);
+    load(l.q.value, self + "q_proj.weight");
     l.kv = weight(2 * kv_cols, e);
-    load(l.kv.value.row_range(0, kv_cols), self + "k_proj.weight", c.kv_heads);
+    load(l.kv.value.row_range(0, kv_cols), self + "k_proj.weight");
     load(l.kv.value.row_range(kv_cols, kv_cols), self + "v_proj.weight");
     l.o = weight(e, q_cols);
     load(l.o.value, self + "o_proj.weight");
     if (c.qkv_bias) {
-      l.q_bias = vector(self + "q_proj.bias", q_cols, c.heads);
+      l.q_bias = vector(self + "q_proj.bias", q_cols);
       l.kv_bias = allocate(ctx_.acc_dtype(), 1, 2 * kv_cols);
-      load(l.kv_bias.col_range(0, kv_cols), self + "k_proj.bias", c.kv_heads);
+      load(l.kv_bias.col_range(0, kv_cols), self + "k_proj.bias");
       load(l.kv_bias.col_range(kv_cols, kv_cols), self + "v_proj.bias");
     }
     if (c.o_bias) l.o_bias = vector(self + "o_proj.bias", e);

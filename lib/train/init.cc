@@ -1,6 +1,7 @@
 #include "train/init.h"
 
 #include <algorithm>
+#include <cmath>
 
 #include "core/error.h"
 #include "core/hash.h"
@@ -63,6 +64,23 @@ void set_values(Drafter& drafter, const std::string& name, const std::vector<flo
   drafter.set(*p, {v.data(), DType::f32, p->value.rows, p->value.cols, p->value.cols});
 }
 
+// The drafter norms q and k per head where the target does not. Weights that give them back their size on white input, a channel's
+// root mean square over heads: without them every score is a cosine and attention starts nearly flat. w [heads*HD, E].
+std::vector<float> norm_like(const std::vector<float>& w, const std::vector<float>& input_norm, int64_t heads, int64_t head_dim) {
+  const auto e = static_cast<int64_t>(input_norm.size());
+  std::vector<float> out;
+  for (int64_t j = 0; j < head_dim; ++j) {
+    double sum = 0;
+    for (int64_t h = 0; h < heads; ++h)
+      for (int64_t i = 0; i < e; ++i) {
+        const double x = static_cast<double>(w[static_cast<size_t>((h * head_dim + j) * e + i)]) * static_cast<double>(input_norm[static_cast<size_t>(i)]);
+        sum += x * x;
+      }
+    out.push_back(static_cast<float>(std::sqrt(sum / static_cast<double>(heads))));
+  }
+  return out;
+}
+
 }  // namespace
 
 void init_random(Drafter& drafter, const TensorValues& target, uint64_t seed) {
@@ -88,27 +106,19 @@ void warm_start(Drafter& drafter, const target::TargetFiles& files) {
   const DrafterConfig& c = drafter.config();
   const auto& t = files.config();
   DS_REQUIRE(c.n_layers() <= t.layers, "a warm start of {} layers needs a target of at least as many, it has {}; use --warm-start none", c.n_layers(), t.layers);
-  auto undo = [&](std::vector<float> w, int64_t heads, int64_t cols) {
-    if (!t.interleaved_qk) return w;
-    std::vector<float> out(w.size());
-    const int64_t half = t.head_dim / 2;
-    for (int64_t r = 0; r < heads * t.head_dim; ++r) {
-      const int64_t h = r / t.head_dim, i = r % t.head_dim;
-      std::copy_n(w.begin() + (h * t.head_dim + (i % half) * 2 + i / half) * cols, cols, out.begin() + r * cols);
-    }
-    return out;
-  };
   std::vector<float> context_norm(static_cast<size_t>(c.hidden), 0.0f);
   for (int64_t i = 0; i < c.n_layers(); ++i) {
     const std::string from = fmt::format("model.layers.{}.", t.layers - c.n_layers() + i), to = fmt::format("layers.{}.", i);
-    for (const char* name : {"input_layernorm.weight", "post_attention_layernorm.weight", "self_attn.v_proj.weight", "self_attn.o_proj.weight",
-                             "mlp.gate_proj.weight", "mlp.up_proj.weight", "mlp.down_proj.weight"})
+    for (const char* name : {"input_layernorm.weight", "post_attention_layernorm.weight", "self_attn.q_proj.weight", "self_attn.k_proj.weight",
+                             "self_attn.v_proj.weight", "self_attn.o_proj.weight", "mlp.gate_proj.weight", "mlp.up_proj.weight", "mlp.down_proj.weight"})
       set_values(drafter, to + name, files.tensor(from + name));
-    set_values(drafter, to + "self_attn.q_proj.weight", undo(files.tensor(from + "self_attn.q_proj.weight"), t.heads, t.hidden));
-    set_values(drafter, to + "self_attn.k_proj.weight", undo(files.tensor(from + "self_attn.k_proj.weight"), t.kv_heads, t.hidden));
-    if (t.qk_norm)
-      for (const char* name : {"self_attn.q_norm.weight", "self_attn.k_norm.weight"}) set_values(drafter, to + name, files.tensor(from + name));
     const auto norm = files.tensor(from + "input_layernorm.weight");
+    for (const char* side : {"q", "k"}) {
+      const std::string name = fmt::format("self_attn.{}_norm.weight", side);
+      set_values(drafter, to + name,
+                 t.qk_norm ? files.tensor(from + name)
+                           : norm_like(files.tensor(fmt::format("{}self_attn.{}_proj.weight", from, side)), norm, side[0] == 'q' ? t.heads : t.kv_heads, t.head_dim));
+    }
     for (size_t j = 0; j < norm.size(); ++j) context_norm[j] += norm[j] / static_cast<float>(c.n_layers());
   }
   // The context goes into k and v without the layers' own input norms: their mean stands in for them.

@@ -28,7 +28,7 @@ model::TensorValues target_values(const target::TargetFiles& files, const std::v
 // tensor's name only.
 void init_random(model::Drafter& drafter, const model::TensorValues& target, uint64_t seed);
 // On top of init_random: drafter layers become copies of the target's last layers, fc the identity on the last tap, norms the
-// target's, markov_w2 zero.
+// target's (q and k norms of a target without them: the size its own q and k have), markov_w2 zero.
 void warm_start(model::Drafter& drafter, const target::TargetFiles& files);
 
 }  // namespace dspark::train

@@ -1,7 +1,6 @@
 #include "train/optimizer.h"
 
 #include <algorithm>
-#include <cmath>
 #include <numeric>
 
 namespace dspark::train {
@@ -36,6 +35,7 @@ Optimizer::Optimizer(Drafter& drafter, const OptimizerOptions& options)
     states_.push_back(s);
   }
   scalars_ = ctx_.allocate(ctx_.acc_dtype(), 1, kNumStepScalars);
+  fill(ctx_, {scalars_, 0});
   if (work > 0) work_ = ctx_.allocate(DType::u8, 1, work);
   sums_ = ctx_.allocate(ctx_.acc_dtype(), 1, static_cast<int64_t>(states_.size()));
 }
@@ -58,26 +58,43 @@ void Optimizer::update(const Parameter& p, const OptimizerState& s) {
     muon(ctx_, {p.master, s.m, p.grad, value, scalars_, work_, muon_size(p.grad.rows, p.grad.cols), options_.muon_momentum, options_.muon_weight_decay, options_.muon_lr_factor});
 }
 
-Optimizer::Result Optimizer::step(double lr, double grad_scale) {
-  const auto t = static_cast<double>(steps_ + 1);
-  double host[kNumStepScalars] = {};
+void Optimizer::enqueue(double lr, double grad_scale, Readback& scalars) {
+  double* host = host_[enqueued_++ % 2];
   host[kLr] = lr;
   host[kGradScale] = grad_scale;
   host[kMaxNorm] = options_.clip;
-  host[kBias1] = 1 - std::pow(options_.beta1, t);
-  host[kBias2] = 1 - std::pow(options_.beta2, t);
-  ctx_.upload_now(scalars_, {host, DType::f64, 1, kNumStepScalars, kNumStepScalars});
+  ctx_.device().upload(Queue::compute, scalars_.col_range(0, kNumHostScalars), {host, DType::f64, 1, kNumHostScalars, kNumHostScalars});
 
   const auto& parameters = drafter_.parameters();
   for (size_t j = 0; j < states_.size(); ++j)
     sum_squares(ctx_, {sums_.col_range(static_cast<int64_t>(j), 1), parameters[parameter_[j]].grad});
-  finish_norm(ctx_, {scalars_, sums_});
+  finish_norm(ctx_, {scalars_, sums_, options_.beta1, options_.beta2});
   for (size_t j = 0; j < states_.size(); ++j) update(parameters[parameter_[j]], states_[j]);
   drafter_.refresh_trainable();
-  ctx_.download_now({host, DType::f64, 1, kNumStepScalars, kNumStepScalars}, scalars_);
-  const Result result{host[kGradNorm], host[kFinite] != 0};
-  if (result.applied) ++steps_;
-  return result;
+  scalars.start(ctx_, scalars_);
+  ctx_.device().wait(Queue::compute, scalars.event());
+}
+
+Optimizer::Result Optimizer::result(Readback& scalars) {
+  const auto values = scalars.wait();
+  return {values[kGradNorm], values[kFinite] != 0};
+}
+
+Optimizer::Result Optimizer::step(double lr, double grad_scale) {
+  Readback scalars;
+  enqueue(lr, grad_scale, scalars);
+  return result(scalars);
+}
+
+int64_t Optimizer::steps() const {
+  double steps = 0;
+  ctx_.download_now({&steps, DType::f64, 1, 1, 1}, scalars_.col_range(kSteps, 1));
+  return static_cast<int64_t>(steps);
+}
+
+void Optimizer::set_steps(int64_t n) {
+  const auto steps = static_cast<double>(n);
+  ctx_.upload_now(scalars_.col_range(kSteps, 1), {&steps, DType::f64, 1, 1, 1});
 }
 
 }  // namespace dspark::train

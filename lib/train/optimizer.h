@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "model/drafter.h"
+#include "model/readback.h"
 
 namespace dspark::train {
 
@@ -38,11 +39,15 @@ class Optimizer {
     double grad_norm = 0;
     bool applied = true;  // false: the gradient was not finite, nothing changed
   };
-  // One step with `lr`; gradients are multiplied by grad_scale first. Refreshes the drafter's weights.
-  Result step(double lr, double grad_scale);
+  // Enqueues one step with `lr` (gradients are multiplied by grad_scale first), a refresh of the drafter's weights and the
+  // way back of its scalars; result() of them says what happened.
+  void enqueue(double lr, double grad_scale, model::Readback& scalars);
+  static Result result(model::Readback& scalars);
+  Result step(double lr, double grad_scale);  // and waits for it
 
-  int64_t steps() const { return steps_; }        // applied so far; part of a checkpoint
-  void set_steps(int64_t n) { steps_ = n; }
+  // Steps applied so far, counted on the device; part of a checkpoint. Both wait.
+  int64_t steps() const;
+  void set_steps(int64_t n);
   std::vector<OptimizerState>& states() { return states_; }
 
  private:
@@ -54,7 +59,8 @@ class Optimizer {
   std::vector<OptimizerState> states_;
   std::vector<size_t> parameter_;  // index into drafter.parameters() of each state
   model::Tensor scalars_, sums_, work_;
-  int64_t steps_ = 0;
+  double host_[2][model::kNumHostScalars] = {};  // of the last two steps: an upload may still be reading
+  int64_t enqueued_ = 0;
 };
 
 }  // namespace dspark::train

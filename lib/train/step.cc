@@ -7,7 +7,7 @@ using namespace model;
 TrainStep::TrainStep(Context& ctx, Drafter& drafter, TargetHead& target, const Objective& objective, int64_t arena_bytes)
     : ctx_(ctx), drafter_(drafter), target_(target), objective_(objective), arena_(ctx.device(), arena_bytes) {}
 
-StepMetrics TrainStep::run(const MicroBatch& batch, bool backward, Write write, std::vector<double>* slot_out_copy) {
+void TrainStep::enqueue(const MicroBatch& batch, bool backward, Write write, Readback& slots) {
   const DrafterConfig& c = drafter_.config();
   const BatchPlan& plan = batch.plan;
   const DType act = ctx_.act_dtype(), acc = ctx_.acc_dtype();
@@ -90,10 +90,20 @@ StepMetrics TrainStep::run(const MicroBatch& batch, bool backward, Write write, 
     drafter_.backward(arena_, taps, b, state_, d_hidden, write);
   }
 
-  slot_out_.resize(static_cast<size_t>(n_slots * kSlotOutCols));
-  ctx_.download_now({slot_out_.data(), DType::f64, n_slots, kSlotOutCols, kSlotOutCols}, slot_out);
-  if (slot_out_copy) *slot_out_copy = slot_out_;
-  return reduce_metrics(plan, slot_out_, c.confidence);
+  slots.start(ctx_, slot_out);
+  ctx_.device().wait(Queue::compute, slots.event());  // the arena is used again
+}
+
+StepMetrics TrainStep::metrics(const MicroBatch& batch, Readback& slots) const {
+  return reduce_metrics(batch.plan, slots.wait(), drafter_.config().confidence);
+}
+
+StepMetrics TrainStep::run(const MicroBatch& batch, bool backward, Write write, std::vector<double>* slot_out) {
+  Readback slots;
+  enqueue(batch, backward, write, slots);
+  const auto values = slots.wait();
+  if (slot_out) slot_out->assign(values.begin(), values.end());
+  return metrics(batch, slots);
 }
 
 }  // namespace dspark::train

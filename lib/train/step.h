@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "model/drafter.h"
+#include "model/readback.h"
 #include "train/objective.h"
 
 namespace dspark::train {
@@ -31,8 +32,11 @@ class TrainStep {
  public:
   TrainStep(model::Context& ctx, model::Drafter& drafter, TargetHead& target, const Objective& objective, int64_t arena_bytes);
 
-  // Runs the micro-step; `slot_out` gets [S, kSlotOutCols]. With backward, gradients follow `write`.
-  StepMetrics run(const MicroBatch& batch, bool backward, model::Write write, std::vector<double>* slot_out = nullptr);
+  // Enqueues the micro-step and the way back of its slots' results [S, kSlotOutCols]. With backward, gradients follow `write`.
+  // The batch must live until the results are here.
+  void enqueue(const MicroBatch& batch, bool backward, model::Write write, model::Readback& slots);
+  StepMetrics metrics(const MicroBatch& batch, model::Readback& slots) const;  // waits
+  StepMetrics run(const MicroBatch& batch, bool backward, model::Write write, std::vector<double>* slot_out = nullptr);  // both
   int64_t arena_peak() const { return arena_.peak_bytes(); }
 
   // For the golden tests: what the last run left in the arena, valid until the next.
@@ -47,7 +51,6 @@ class TrainStep {
   model::Arena arena_;
   model::ForwardState state_;
   model::Tensor d_joint_;
-  std::vector<double> slot_out_;
 };
 
 }  // namespace dspark::train

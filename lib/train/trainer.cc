@@ -66,9 +66,65 @@ void Trainer::save(int64_t step) {
   prune_checkpoints(options_.out, options_.keep);
 }
 
+// A step that was enqueued: what its record needs, and the data that the device may still be reading.
+struct Trainer::Enqueued {
+  StepRecord record;
+  StepBatch batch;
+  std::vector<Readback> slots;  // a micro-step each; grows to the most there were
+  Readback scalars;
+  bool open = false;
+
+  void enqueue(Trainer& t, int64_t step) {
+    const double start = now_s();
+    size_t micro_steps = 0;
+    const auto rows = static_cast<size_t>(std::count_if(batch.rows.begin(), batch.rows.end(), has_slots));
+    if (slots.size() < rows) slots.resize(rows);
+    for (const auto& row : batch.rows)
+      if (has_slots(row)) {
+        t.step_->enqueue(row->batch, true, micro_steps == 0 ? Write::overwrite : Write::add, slots[micro_steps]);
+        ++micro_steps;
+      }
+    const double middle = now_s();
+    record.lr = t.options_.schedule.at(step);
+    record.tokens = batch.tokens;
+    record.applied = micro_steps > 0;
+    if (micro_steps > 0)
+      t.optimizer_.enqueue(record.lr, t.objective_.denominator == Denominator::pooled ? 1.0 / batch.weight_sum : 1.0 / static_cast<double>(micro_steps),
+                           scalars);
+    const double end = now_s();
+    record.compute_ms = 1e3 * (middle - start), record.optimizer_ms = 1e3 * (end - middle), record.step_ms = record.data_ms + 1e3 * (end - start);
+    open = true;
+  }
+
+  // Waits for the device's results of this step.
+  void finish(Trainer& t, TrainerResult& result) {
+    if (!open) return;
+    open = false;
+    size_t i = 0;
+    for (const auto& row : batch.rows)
+      if (has_slots(row)) record.metrics.add(t.step_->metrics(row->batch, slots[i++]));
+    if (record.applied) {
+      const auto update = Optimizer::result(scalars);
+      record.grad_norm = update.grad_norm;
+      record.applied = update.applied;
+    }
+    record.loss = record.metrics.loss(t.objective_);
+    result.skipped += record.applied ? 0 : 1;
+    if (t.options_.on_step) t.options_.on_step(record);
+  }
+
+  static bool has_slots(const std::unique_ptr<HostRow>& row) { return row->batch.plan.n_slots() > 0; }
+};
+
 TrainerResult Trainer::run() {
   TrainerResult result;
   const double start = now_s();
+  // Step s is finished after step s + 1 was enqueued: the device never waits for the host to read a loss.
+  Enqueued enqueued[2];
+  auto finish_all = [&](int64_t step) {
+    for (const int64_t s : {step - 2, step - 1})
+      if (s >= 0) enqueued[s % 2].finish(*this, result);
+  };
   auto validation = [&](int64_t step) {
     if (data_.validation().empty()) return;
     result.validation = validate();
@@ -83,48 +139,33 @@ TrainerResult Trainer::run() {
   if (first_step_ < options_.steps) next = std::async(std::launch::async, [this, s = first_step_] { return read_step(s); });
   int64_t last_saved = first_step_;
   int64_t step = first_step_;
-  for (; step < options_.steps; ++step) {
+  while (step < options_.steps) {
     const bool out_of_time = options_.time_limit_s > 0 && now_s() - start > options_.time_limit_s;
     if (stop_requested() || out_of_time) {
       result.stopped = true;
       break;
     }
-    StepRecord r;
-    r.step = step + 1, r.total = options_.steps;
-    const double t0 = now_s();
-    const StepBatch batch = next.get();
+    Enqueued& now = enqueued[step % 2];
+    now.record = {};
+    now.record.step = step + 1, now.record.total = options_.steps;
+    const double waiting = now_s();
+    now.batch = next.get();
+    now.record.data_ms = 1e3 * (now_s() - waiting);
     if (step + 1 < options_.steps) next = std::async(std::launch::async, [this, s = step + 1] { return read_step(s); });
-    const double t1 = now_s();
-
-    int64_t micro_steps = 0;
-    for (const auto& row : batch.rows) {
-      if (row->batch.plan.n_slots() == 0) continue;
-      r.metrics.add(step_->run(row->batch, true, micro_steps == 0 ? Write::overwrite : Write::add));
-      ++micro_steps;
-    }
-    const double t2 = now_s();
-    r.lr = options_.schedule.at(step);
-    r.tokens = batch.tokens;
-    if (micro_steps == 0) {
-      r.applied = false;
-    } else {
-      const double scale = objective_.denominator == Denominator::pooled ? 1.0 / batch.weight_sum : 1.0 / static_cast<double>(micro_steps);
-      const auto update = optimizer_.step(r.lr, scale);
-      r.grad_norm = update.grad_norm;
-      r.applied = update.applied;
-    }
-    const double t3 = now_s();
-    r.loss = r.metrics.loss(objective_);
-    r.data_ms = 1e3 * (t1 - t0), r.compute_ms = 1e3 * (t2 - t1), r.optimizer_ms = 1e3 * (t3 - t2), r.step_ms = 1e3 * (t3 - t0);
-    result.skipped += r.applied ? 0 : 1;
-    if (options_.on_step) options_.on_step(r);
-    if (options_.validate_every > 0 && (step + 1) % options_.validate_every == 0 && step + 1 < options_.steps) validation(step + 1);
-    if (options_.save_every > 0 && (step + 1) % options_.save_every == 0) {
-      save(step + 1);
-      last_saved = step + 1;
+    now.enqueue(*this, step);
+    ++step;
+    if (step - 2 >= first_step_) enqueued[(step - 2) % 2].finish(*this, result);
+    const bool validate_now = options_.validate_every > 0 && step % options_.validate_every == 0 && step < options_.steps;
+    const bool save_now = options_.save_every > 0 && step % options_.save_every == 0;
+    if (validate_now || save_now) finish_all(step);
+    if (validate_now) validation(step);
+    if (save_now) {
+      save(step);
+      last_saved = step;
     }
   }
   if (next.valid()) next.wait();
+  finish_all(step);
   result.steps = step;
   if (step > last_saved || !newest_checkpoint(options_.out)) save(step);
   if (!result.stopped) {

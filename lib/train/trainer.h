@@ -54,10 +54,10 @@ class Trainer {
   int64_t arena_bytes() const { return arena_bytes_; }
 
  private:
+  struct Enqueued;
   StepBatch read_step(int64_t step) const;
   StepMetrics validate();
   void save(int64_t step);
-  int64_t plan_arena(const StepBatch& largest) const;
 
   model::Drafter& drafter_;
   TargetHead& target_;

@@ -38,6 +38,9 @@ void CpuOps::finish_norm(Context&, const FinishNorm& a) {
   scalars[kGradNorm] = static_cast<float>(norm);
   scalars[kClip] = max_norm > 0 ? static_cast<float>(std::min(1.0, max_norm / (norm + 1e-6))) : 1.0f;
   scalars[kFinite] = std::isfinite(norm) ? 1.0f : 0.0f;
+  scalars[kSteps] += scalars[kFinite];
+  scalars[kBias1] = static_cast<float>(1 - std::pow(a.beta1, static_cast<double>(scalars[kSteps])));
+  scalars[kBias2] = static_cast<float>(1 - std::pow(a.beta2, static_cast<double>(scalars[kSteps])));
 }
 
 }  // namespace dspark::model::cpu

@@ -24,6 +24,9 @@ void finish_norm(const FinishNorm& a) {
   scalars(kGradNorm) = norm;
   scalars(kClip) = real(scalars(kMaxNorm)) > 0 && real(clip) < 1 ? clip : S(1);
   scalars(kFinite) = std::isfinite(real(norm)) ? S(1) : S(0);
+  scalars(kSteps) += scalars(kFinite);
+  scalars(kBias1) = 1 - std::pow(a.beta1, real(scalars(kSteps)));
+  scalars(kBias2) = 1 - std::pow(a.beta2, real(scalars(kSteps)));
 }
 
 template <typename S>

@@ -1,0 +1,28 @@
+// A device value on its way to the host: how training reads losses and norms, one step late, without stopping the device.
+//
+//   Readback r;  r.start(ctx, tensor);  ... more work is enqueued ...;  for (double v : r.wait()) ...
+#pragma once
+
+#include <span>
+#include <vector>
+
+#include "model/context.h"
+
+namespace dspark::model {
+
+class Readback {
+ public:
+  // Enqueues the copy of a float matrix, behind everything that compute has been given. Before compute writes `src` again,
+  // it must wait for event().
+  void start(Context& ctx, const Tensor& src);
+  Event event() const { return event_; }
+  // The values, row-major; the host waits until they are here. Valid until the next start().
+  std::span<const double> wait();
+
+ private:
+  Device* device_ = nullptr;
+  Event event_;
+  std::vector<double> values_;
+};
+
+}  // namespace dspark::model
