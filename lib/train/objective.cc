@@ -20,10 +20,19 @@ Objective dflash_objective() {
   return o;
 }
 
+double Objective::scale(int term, const BatchPlan& plan) const {
+  switch (denominator) {
+    case Denominator::pooled: return 1;
+    case Denominator::micro: return 1 / (plan.weight_sum + 1e-6);
+    case Denominator::count: return 1 / (static_cast<double>(plan.n_slots()) + (term == kConf ? 1e-8 : 1e-5));
+  }
+  return 1;
+}
+
 void StepMetrics::add(const StepMetrics& o) {
   for (size_t i = 0; i < term_sum.size(); ++i) term_sum[i] += o.term_sum[i];
   weight_sum += o.weight_sum, slots += o.slots, blocks += o.blocks, tau_sum += o.tau_sum;
-  conf_bias_sum += o.conf_bias_sum, conf_abs_sum += o.conf_abs_sum;
+  conf_sum += o.conf_sum, conf_bias_sum += o.conf_bias_sum, conf_abs_sum += o.conf_abs_sum;
   auto add_to = [](std::vector<double>& a, const std::vector<double>& b) {
     if (a.size() < b.size()) a.resize(b.size());
     for (size_t i = 0; i < b.size(); ++i) a[i] += b[i];
@@ -33,11 +42,14 @@ void StepMetrics::add(const StepMetrics& o) {
 
 double StepMetrics::loss(const Objective& o) const {
   double sum = 0;
-  for (size_t i = 0; i < term_sum.size(); ++i) sum += o.coef[i] * term_sum[i];
-  return weight_sum > 0 ? sum / weight_sum : 0;
+  if (slots == 0) return 0;
+  const bool count = o.denominator == Denominator::count;
+  for (size_t i = 0; i < term_sum.size(); ++i)
+    sum += o.coef[i] * term_sum[i] / (count ? slots + (i == kConf ? 1e-8 : 1e-5) : weight_sum);
+  return sum;
 }
 
-StepMetrics reduce_metrics(const BatchPlan& plan, std::span<const double> slot_out, bool confidence) {
+StepMetrics reduce_metrics(const BatchPlan& plan, std::span<const double> slot_out, const Objective& objective, bool confidence) {
   StepMetrics m;
   const auto b = static_cast<size_t>(plan.block);
   m.accept_sum.assign(b, 0), m.top1_sum.assign(b, 0), m.slot_count.assign(b, 0);
@@ -47,7 +59,7 @@ StepMetrics reduce_metrics(const BatchPlan& plan, std::span<const double> slot_o
     const double* out = slot_out.data() + s * kSlotOutCols;
     const auto i = static_cast<size_t>(s);
     const double w = plan.weight[i], accept = out[kAccept];
-    for (size_t t = 0; t < kNumTerms; ++t) m.term_sum[t] += w * out[t];
+    for (size_t t = 0; t < kNumTerms; ++t) m.term_sum[t] += out[t == kConf ? kConfWeight : kWeight] * out[t];
     m.weight_sum += w;
     m.slots += 1;
     // Slots of one anchor follow each other; a new anchor starts a new product.
@@ -65,8 +77,10 @@ StepMetrics reduce_metrics(const BatchPlan& plan, std::span<const double> slot_o
     m.slot_count[k] += 1;
     if (confidence) {
       const double error = 1 / (1 + std::exp(-out[kConfLogit])) - accept;
-      m.conf_bias_sum += w * error;
-      m.conf_abs_sum += w * std::abs(error);
+      const double conf_w = objective.denominator == Denominator::count ? 1 : w;
+      m.conf_bias_sum += conf_w * error;
+      m.conf_abs_sum += conf_w * std::abs(error);
+      m.conf_sum += conf_w;
     }
   }
   return m;

@@ -43,8 +43,7 @@ void TrainStep::enqueue(const MicroBatch& batch, bool backward, Write write, Rea
   const Tensor slot_out = arena_.matrix(acc, n_slots, kSlotOutCols);
   const Tensor scale = arena_.vector(acc, kNumTerms);
   d_joint_ = arena_.matrix(acc, n_slots, c.joint_cols());
-  const double inverse = objective_.denominator == Denominator::micro ? 1.0 / (plan.weight_sum + 1e-6) : 1.0;
-  fill(ctx_, {scale, inverse});
+  for (int t = 0; t < kNumTerms; ++t) fill(ctx_, {scale.col_range(t, 1), objective_.scale(t, plan)});
 
   const int64_t mark = arena_.mark();
   VocabLoss loss;
@@ -57,6 +56,11 @@ void TrainStep::enqueue(const MicroBatch& batch, bool backward, Write write, Rea
   loss.weight = loss.conf_weight = b.weight;
   loss.scale = scale;
   loss.coef = objective_.coef;
+  loss.label_from_target = objective_.label_from_target;
+  loss.dpace_alpha = objective_.dpace_alpha;
+  loss.dpace_confidence = objective_.dpace_confidence;
+  if (loss.dpace_alpha > 0) loss.block_of = b.block_of;
+  loss.detach_confidence = objective_.detach_confidence;
   loss.hidden_cols = c.hidden;
   loss.chunks = plan.chunks;
   loss.backward = backward;
@@ -95,7 +99,7 @@ void TrainStep::enqueue(const MicroBatch& batch, bool backward, Write write, Rea
 }
 
 StepMetrics TrainStep::metrics(const MicroBatch& batch, Readback& slots) const {
-  return reduce_metrics(batch.plan, slots.wait(), drafter_.config().confidence);
+  return reduce_metrics(batch.plan, slots.wait(), objective_, drafter_.config().confidence);
 }
 
 StepMetrics TrainStep::run(const MicroBatch& batch, bool backward, Write write, std::vector<double>* slot_out) {

@@ -18,6 +18,15 @@ struct TargetRow {
   int32_t arg;
 };
 
+// What a slot's first sweep leaves for the rest.
+struct DraftRow {
+  double log_norm;
+  LogitStats stats;
+  float label_logit;
+  int32_t label;
+  float weight;
+};
+
 class Loss {
  public:
   Loss(const VocabLoss& a, Machine& m)
@@ -33,6 +42,7 @@ class Loss {
     draft_ = {part(slots * vocab_ * 4), DType::f32, slots, vocab_, vocab_};
     target_ = {part(rows * vocab_ * 4), DType::f32, rows, vocab_, vocab_};
     target_rows_ = static_cast<TargetRow*>(BackendAccess::raw(part(rows * static_cast<int64_t>(sizeof(TargetRow)))));
+    draft_rows_ = static_cast<DraftRow*>(BackendAccess::raw(part(slots * static_cast<int64_t>(sizeof(DraftRow)))));
   }
 
   void run() {
@@ -45,8 +55,27 @@ class Loss {
       });
       product(draft_, a_.joint.row_range(c.slot0, c.slots), *a_.head);
       m_.pool().parallel_for(c.slots, 1, [&](int64_t begin, int64_t end, int) {
-        for (int64_t s = begin; s < end; ++s) slot(c, s);
+        for (int64_t s = begin; s < end; ++s) {
+          draft_statistics(c, s);
+          if (!dpace()) slot(c, s);
+        }
       });
+      if (dpace()) {
+        dpace_weights(
+            c,
+            [&](int64_t s) {
+              const DraftRow& d = draft_rows_[s];
+              return d.label < 0 ? 1.0 : std::exp(d.label_logit - d.log_norm);  // no label: nothing to learn there
+            },
+            [&](int64_t s) -> float& { return draft_rows_[s].weight; });
+        m_.pool().parallel_for(c.slots, 1, [&](int64_t begin, int64_t end, int) {
+          for (int64_t s = begin; s < end; ++s) slot(c, s);
+        });
+      }
+      if (a_.dpace_confidence)
+        dpace_weights(
+            c, [&](int64_t s) { return std::exp(-static_cast<double>(row<float>(a_.slot_out, c.slot0 + s)[kConf])); },
+            [&](int64_t s) -> float& { return row<float>(a_.slot_out, c.slot0 + s)[kConfWeight]; });
       if (!a_.backward) continue;
       products_back(c, write);
       write = Write::add;
@@ -89,21 +118,47 @@ class Loss {
     target_rows_[r] = {.top = s.top, .inverse = static_cast<float>(1 / s.sum), .log_norm = std::log(s.sum) + s.top, .arg = s.arg};
   }
 
-  // Terms and gradient of slot `s` of a chunk; leaves the gradient in its row of draft_.
-  void slot(const LossChunk& c, int64_t s) {
-    const int64_t index = c.slot0 + s, target_row = pointer<int32_t>(a_.target_row)[index] - c.row0;
+  bool dpace() const { return a_.dpace_alpha > 0; }
+  int64_t target_of(const LossChunk& c, int64_t s) const { return pointer<int32_t>(a_.target_row)[c.slot0 + s] - c.row0; }
+
+  // First sweep over slot `s` of a chunk.
+  void draft_statistics(const LossChunk& c, int64_t s) {
+    const int64_t index = c.slot0 + s, target_row = target_of(c, s);
     DS_ASSERT(target_row >= 0 && target_row < c.rows, "vocab_loss: slot {} needs target row {}, its chunk has [{}, +{})",
               index, target_row + c.row0, c.row0, c.rows);
-    const int64_t label = pointer<int32_t>(a_.label)[index];
     float* draft = row<float>(draft_, s);
-    const TargetRow& t = target_rows_[target_row];
-    const float label_logit = label < 0 ? 0.0f : draft[label];
-    LogitStats stats;
-    k_.loss_stats(draft, vocab_, !divergences_, &stats);
-    const double log_norm = std::log(stats.sum) + stats.top;
-    const LossRow pair{.n = vocab_, .logits = divergences_, .draft = draft, .target = row<float>(target_, target_row),
+    DraftRow& d = draft_rows_[s];
+    d.label = a_.label_from_target ? target_rows_[target_row].arg : pointer<int32_t>(a_.label)[index];
+    d.label_logit = d.label < 0 ? 0.0f : draft[d.label];
+    k_.loss_stats(draft, vocab_, !divergences_, &d.stats);
+    d.log_norm = std::log(d.stats.sum) + d.stats.top;
+    d.weight = pointer<float>(a_.weight)[index];
+  }
+
+  // weight(s) for the chunk's slots, from the probabilities q(s). Chunks hold whole blocks, so a block's slots are all here.
+  template <typename Q, typename W>
+  void dpace_weights(const LossChunk& c, const Q& q, const W& weight) {
+    const int32_t* block_of = pointer<int32_t>(a_.block_of) + c.slot0;
+    for (int64_t begin = 0, end; begin < c.slots; begin = end) {
+      for (end = begin; end < c.slots && block_of[end] == block_of[begin]; ++end) {
+      }
+      double product = 1, sum = 0;
+      for (int64_t s = begin; s < end; ++s) weight(s) = static_cast<float>(product *= (1 - a_.dpace_alpha) * q(s) + a_.dpace_alpha);
+      for (int64_t s = end; s-- > begin;) weight(s) = static_cast<float>(sum += weight(s));
+    }
+  }
+
+  // Terms and gradient of slot `s` of a chunk; leaves the gradient in its row of draft_.
+  void slot(const LossChunk& c, int64_t s) {
+    const int64_t index = c.slot0 + s;
+    const DraftRow& d = draft_rows_[s];
+    const TargetRow& t = target_rows_[target_of(c, s)];
+    float* draft = row<float>(draft_, s);
+    const int64_t label = d.label;
+    const LogitStats& stats = d.stats;
+    const LossRow pair{.n = vocab_, .logits = divergences_, .draft = draft, .target = row<float>(target_, target_of(c, s)),
                        .draft_top = stats.top, .target_top = t.top, .draft_inverse = static_cast<float>(1 / stats.sum),
-                       .target_inverse = t.inverse, .shift = static_cast<float>(log_norm - t.log_norm),
+                       .target_inverse = t.inverse, .shift = static_cast<float>(d.log_norm - t.log_norm),
                        .mixture = a_.coef[kJsd] != 0};
     LossSums sums;
     k_.loss_sums(pair, &sums);
@@ -111,7 +166,7 @@ class Loss {
     const double tv = 0.5 * sums.distance, accept = sums.overlap, lk = std::exp(-3 * accept);  // lk's weight is detached
     const bool floored = accept <= 1e-5;
     std::array<double, kSlotOutCols> out{};
-    out[kCe] = label < 0 ? 0 : log_norm - label_logit;
+    out[kCe] = label < 0 ? 0 : d.log_norm - d.label_logit;
     out[kKl] = sums.kl, out[kRkl] = sums.rkl, out[kJsd] = sums.jsd;
     out[kNla] = -std::log(floored ? 1e-5 : accept);
     out[kLk] = lk * sums.kl + (1 - lk) * tv;
@@ -120,6 +175,8 @@ class Loss {
     out[kTv] = tv, out[kAccept] = accept;
     out[kDraftTop] = stats.arg, out[kTargetTop] = t.arg;
     out[kConfLogit] = confidence_logit(index);
+    out[kWeight] = d.weight;
+    out[kConfWeight] = pointer<float>(a_.conf_weight)[index];
     if (a_.coef[kConf] != 0) {
       const double z = out[kConfLogit];
       out[kConf] = std::max(z, 0.0) + std::log1p(std::exp(-std::fabs(z))) - confidence_target(tv) * z;
@@ -127,9 +184,8 @@ class Loss {
     for (size_t j = 0; j < out.size(); ++j) row<float>(a_.slot_out, index)[j] = static_cast<float>(out[j]);
     if (!a_.backward) return;
 
-    const double weight = pointer<float>(a_.weight)[index];
     const auto factor = [&](Term j) {
-      return a_.coef[static_cast<size_t>(j)] * pointer<float>(a_.scale)[j] * weight;
+      return a_.coef[static_cast<size_t>(j)] * pointer<float>(a_.scale)[j] * static_cast<double>(d.weight);
     };
     const double ce = label < 0 ? 0 : factor(kCe), kl = factor(kKl) + lk * factor(kLk);
     const double total_variation = factor(kTv) + (1 - lk) * factor(kLk) + (floored ? 0 : factor(kNla) / accept);
@@ -170,7 +226,7 @@ class Loss {
   double d_logit(int64_t index) const {
     const float* out = row<float>(a_.slot_out, index);
     const double sigmoid = 1 / (1 + std::exp(-static_cast<double>(out[kConfLogit])));
-    return a_.coef[kConf] * pointer<float>(a_.scale)[kConf] * pointer<float>(a_.conf_weight)[index] *
+    return a_.coef[kConf] * pointer<float>(a_.scale)[kConf] * out[kConfWeight] *
            (sigmoid - confidence_target(out[kTv]));
   }
 
@@ -209,6 +265,7 @@ class Loss {
   const bool divergences_;  // terms that need logarithms
   Tensor draft_, target_;
   TargetRow* target_rows_;
+  DraftRow* draft_rows_;
 };
 
 }  // namespace

@@ -165,12 +165,27 @@ S binary_cross_entropy(S logit, double target) {
 }
 
 template <typename S>
-void one_slot(const VocabLoss& a, int64_t slot, const Distribution<S>& target) {
-  const Matrix<S> joint(a.joint), head(a.head->value), out(a.slot_out), weight(a.weight), conf_weight(a.conf_weight),
-      scale(a.scale);
+int64_t label_of(const VocabLoss& a, int64_t slot, const Distribution<S>& target) {
+  return a.label_from_target ? target.top : Ints(a.label)(slot);
+}
+
+// D-PACE's weights of a chunk's slots from the probabilities q of what they should have said; detached.
+std::vector<double> dpace_weights(const VocabLoss& a, const LossChunk& chunk, const std::vector<double>& q) {
+  const Ints block_of(a.block_of);
+  const auto n = static_cast<size_t>(chunk.slots);
+  const auto same_block = [&](size_t i, size_t j) { return block_of(chunk.slot0 + static_cast<int64_t>(i)) == block_of(chunk.slot0 + static_cast<int64_t>(j)); };
+  std::vector<double> product(n), weight(n);
+  for (size_t i = 0; i < n; ++i) product[i] = (i > 0 && same_block(i, i - 1) ? product[i - 1] : 1) * ((1 - a.dpace_alpha) * q[i] + a.dpace_alpha);
+  for (size_t i = n; i-- > 0;) weight[i] = product[i] + (i + 1 < n && same_block(i, i + 1) ? weight[i + 1] : 0);
+  return weight;
+}
+
+template <typename S>
+void one_slot(const VocabLoss& a, int64_t slot, const Distribution<S>& target, S weight, S conf_weight, bool backward) {
+  const Matrix<S> joint(a.joint), head(a.head->value), out(a.slot_out), scale(a.scale);
   const Confidence<S> confidence(a);
   const Distribution<S> draft = distribution(joint, slot, head);
-  const SlotLoss<S> loss(draft, target, Ints(a.label)(slot), a.coef);
+  const SlotLoss<S> loss(draft, target, label_of(a, slot, target), a.coef);
   const double conf_target = 1 - real(loss.tv());  // detached
 
   for (int64_t c = 0; c < kSlotOutCols; ++c) out(slot, c) = S(0);
@@ -181,13 +196,15 @@ void one_slot(const VocabLoss& a, int64_t slot, const Distribution<S>& target) {
   out(slot, kTargetTop) = static_cast<double>(target.top);
   const S logit = confidence ? confidence.logit(slot) : S(0);
   out(slot, kConfLogit) = logit;
+  out(slot, kWeight) = weight;
+  out(slot, kConfWeight) = conf_weight;
   if (a.coef[kConf] != 0) out(slot, kConf) = binary_cross_entropy(logit, conf_target);
-  if (!a.backward) return;
+  if (!backward) return;
 
   std::array<S, kNumTerms> factor;
   for (int t = 0; t < kNumTerms; ++t)
     factor[static_cast<size_t>(t)] =
-        a.coef[static_cast<size_t>(t)] * scale(t) * (t == kConf ? conf_weight : weight)(slot);
+        a.coef[static_cast<size_t>(t)] * scale(t) * (t == kConf ? conf_weight : weight);
   const std::vector<S> d_logits = loss.d_logits(factor);
   const Matrix<S> d_joint(a.d_joint), d_head(a.d_head);
   for (int64_t c = 0; c < joint.cols(); ++c) {
@@ -221,8 +238,28 @@ void vocab_loss(const VocabLoss& a) {
       const int64_t r = target_row(slot) - chunk.row0;
       DS_ASSERT(r >= 0 && r < chunk.rows, "vocab_loss: slot {} needs target row {}, its chunk has [{}, +{})", slot,
                 target_row(slot), chunk.row0, chunk.rows);
-      one_slot(a, slot, targets[static_cast<size_t>(r)]);
     }
+    const auto n = static_cast<size_t>(chunk.slots);
+    const auto slot_of = [&](size_t i) { return chunk.slot0 + static_cast<int64_t>(i); };
+    const auto target_of = [&](size_t i) -> const Distribution<S>& { return targets[static_cast<size_t>(target_row(slot_of(i)) - chunk.row0)]; };
+    const Matrix<S> given(a.weight), given_conf(a.conf_weight), out(a.slot_out);
+    std::vector<S> weight(n), conf_weight(n);
+    for (size_t i = 0; i < n; ++i) weight[i] = given(slot_of(i)), conf_weight[i] = given_conf(slot_of(i));
+    if (a.dpace_alpha > 0) {
+      std::vector<double> q(n), conf_q(n);
+      for (size_t i = 0; i < n; ++i) {
+        const int64_t label = label_of(a, slot_of(i), target_of(i));
+        q[i] = label < 0 ? 1 : real(distribution(Matrix<S>(a.joint), slot_of(i), Matrix<S>(a.head->value)).prob[static_cast<size_t>(label)]);
+        one_slot(a, slot_of(i), target_of(i), weight[i], conf_weight[i], false);
+        conf_q[i] = std::exp(-real(out(slot_of(i), kConf)));
+      }
+      const auto terms = dpace_weights(a, chunk, q), conf = dpace_weights(a, chunk, conf_q);
+      for (size_t i = 0; i < n; ++i) {
+        weight[i] = terms[i];
+        if (a.dpace_confidence) conf_weight[i] = conf[i];
+      }
+    }
+    for (size_t i = 0; i < n; ++i) one_slot(a, slot_of(i), target_of(i), weight[i], conf_weight[i], a.backward);
   }
 }
 
