@@ -15,7 +15,7 @@ void add_train(CLI::App& app) {
   sub->add_option("--algorithm", o->algorithm, "dspark or dflash (no heads, cross-entropy only)")->capture_default_str()->group(shape);
   sub->add_option("--layers", o->layers, "decoder layers")->capture_default_str()->group(shape);
   sub->add_option("--block", o->block, "tokens of a block")->capture_default_str()->group(shape);
-  sub->add_option("--markov", o->markov, "Markov head: vanilla or none")->capture_default_str()->group(shape);
+  sub->add_option("--markov", o->markov, "Markov head: vanilla, gated, rnn or none (vLLM serves vanilla only)")->capture_default_str()->group(shape);
   sub->add_option("--rank", o->rank, "of the Markov head")->capture_default_str()->group(shape);
   sub->add_flag("--no-confidence", o->no_confidence, "without a confidence head")->group(shape);
   sub->add_option("--draft-vocab", o->draft_vocab, "keep the N most frequent label tokens (0: all)")->type_name("N")->capture_default_str()->group(shape);

@@ -109,7 +109,7 @@ std::unique_ptr<PackedCase> pack_case(const formats::SafetensorsFile& file, cons
   PlanInput in;
   in.tokens = p->tokens, in.mask = p->mask, in.documents = p->documents, in.anchors = p->anchors;
   in.block = config.block, in.mask_token = config.mask_token, in.sample_from_anchor = config.sample_from_anchor;
-  in.markov = config.rank > 0, in.gamma = o.gamma, in.slots = o.slots;
+  in.markov = config.rank > 0, in.markov_rnn = config.markov == Markov::rnn, in.gamma = o.gamma, in.slots = o.slots;
   in.chunk_slots = 16;  // several chunks, so that their seams are tested too
   p->batch.plan = make_batch_plan(in);
   const auto rows = static_cast<int64_t>(p->tokens.size());

@@ -8,6 +8,7 @@ const OpCases& op_cases() {
     add_moving_cases(c);
     add_product_cases(c);
     add_norm_cases(c);
+    add_markov_cases(c);
     add_attention_cases(c);
     add_loss_cases(c);
     add_optimizer_cases(c);

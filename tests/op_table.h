@@ -14,6 +14,7 @@ using OpCases = std::vector<OpCase>;
 void add_moving_cases(OpCases& cases);
 void add_product_cases(OpCases& cases);
 void add_norm_cases(OpCases& cases);
+void add_markov_cases(OpCases& cases);
 void add_attention_cases(OpCases& cases);
 void add_loss_cases(OpCases& cases);
 void add_optimizer_cases(OpCases& cases);

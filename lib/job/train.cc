@@ -26,7 +26,7 @@ void check_options(const TrainOptions& o) {
   if (o.out.empty()) fail_usage("train needs --out DIR");
   if (o.recipe != "deepspec") fail_usage("--recipe {}: this version trains the deepspec recipe", o.recipe);
   if (o.algorithm != "dspark" && o.algorithm != "dflash") fail_usage("--algorithm {}: dspark or dflash", o.algorithm);
-  if (o.markov != "vanilla" && o.markov != "none") fail_usage("--markov {}: this version trains vanilla or none", o.markov);
+  if (o.markov != "vanilla" && o.markov != "gated" && o.markov != "rnn" && o.markov != "none") fail_usage("--markov {}: vanilla, gated, rnn or none", o.markov);
   if (o.optimizer != "adamw" && o.optimizer != "muon") fail_usage("--optimizer {}: adamw or muon", o.optimizer);
   if (o.layout != "anchor" && o.layout != "bonus") fail_usage("--layout {}: anchor or bonus", o.layout);
   if (o.warm_start != "target" && o.warm_start != "none") fail_usage("--warm-start {}: target or none", o.warm_start);
@@ -35,7 +35,7 @@ void check_options(const TrainOptions& o) {
   if (o.denominator != "pooled" && o.denominator != "micro") fail_usage("--denominator {}: this version has pooled and micro", o.denominator);
   if (o.layers < 1) fail_usage("--layers {}: a drafter has at least one layer", o.layers);
   if (o.block < 1 || (o.layout == "bonus" && o.block < 2)) fail_usage("--block {}: at least 1 (2 with --layout bonus)", o.block);
-  if (o.markov == "vanilla" && o.algorithm == "dspark" && o.rank < 1) fail_usage("--rank {}: at least 1, or --markov none", o.rank);
+  if (o.markov != "none" && o.algorithm == "dspark" && o.rank < 1) fail_usage("--rank {}: at least 1, or --markov none", o.rank);
   if (o.steps < 0 || o.epochs < 0 || (o.steps == 0 && o.epochs == 0)) fail_usage("train needs --steps N or --epochs E");
   if (o.layer_types == "sliding" && o.window < 1) fail_usage("--layer-types sliding needs --window W");
   if (o.val_fraction < 0 || o.val_fraction >= 1) fail_usage("--val-fraction {}: in [0, 1)", o.val_fraction);
@@ -165,6 +165,7 @@ void run_train(const TrainOptions& o) {
   choice.algorithm = o.algorithm;
   choice.layers = o.layers, choice.block = o.block, choice.window = o.window;
   choice.rank = dflash || o.markov == "none" ? 0 : o.rank;
+  choice.markov = o.markov == "gated" ? Markov::gated : o.markov == "rnn" ? Markov::rnn : Markov::vanilla;
   choice.confidence = choice.rank > 0 && !o.no_confidence;
   choice.sliding = o.layer_types == "sliding";
   choice.window_by_anchor = o.window_rule == "anchor";

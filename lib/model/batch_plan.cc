@@ -33,14 +33,13 @@ void make_chunks(const std::vector<int64_t>& first_slot, int64_t chunk_slots, Ba
   }
 }
 
-// Slots grouped by Markov input, in slot order, so that each row of d_markov_w1 is one ordered sum.
-void make_scatter(BatchPlan& plan) {
-  std::vector<int32_t> order(plan.previous_token.size());
+// Slots (or block rows) grouped by Markov input, in order, so that each row of d_markov_w1 is one ordered sum.
+void make_scatter(const std::vector<int32_t>& previous, BatchPlan& plan) {
+  std::vector<int32_t> order(previous.size());
   std::iota(order.begin(), order.end(), 0);
-  std::stable_sort(order.begin(), order.end(),
-                   [&](int32_t x, int32_t y) { return plan.previous_token[x] < plan.previous_token[y]; });
+  std::stable_sort(order.begin(), order.end(), [&](int32_t x, int32_t y) { return previous[x] < previous[y]; });
   for (size_t i = 0; i < order.size(); ++i) {
-    const int32_t token = plan.previous_token[order[i]];
+    const int32_t token = previous[order[i]];
     if (plan.scatter_row.empty() || plan.scatter_row.back() != token) {
       plan.scatter_row.push_back(token);
       plan.scatter_begin.push_back(static_cast<int32_t>(i));
@@ -78,6 +77,7 @@ BatchPlan make_batch_plan(const PlanInput& in) {
       plan.doc_start.push_back(0);
       plan.block_token.insert(plan.block_token.end(), in.block, static_cast<int32_t>(in.mask_token));
       plan.block_position.insert(plan.block_position.end(), in.block, 0);
+      if (in.markov_rnn) plan.block_previous.insert(plan.block_previous.end(), in.block, static_cast<int32_t>(in.mask_token));
       first_slot.push_back(plan.n_slots());
       continue;
     }
@@ -86,6 +86,9 @@ BatchPlan make_batch_plan(const PlanInput& in) {
     for (int64_t k = 0; k < in.block; ++k) {
       plan.block_token.push_back(k == 0 ? in.tokens[r] : static_cast<int32_t>(in.mask_token));
       plan.block_position.push_back(static_cast<int32_t>(r - doc.begin + k));
+      const int64_t previous_row = in.sample_from_anchor ? r + k : std::max(r, r + k - 1);
+      if (in.markov_rnn)
+        plan.block_previous.push_back(previous_row < plan.n_context ? in.tokens[previous_row] : static_cast<int32_t>(in.mask_token));
     }
     const int64_t first = in.sample_from_anchor ? 0 : 1, n = supervised_prefix(in.mask, doc, r, in.block, in.sample_from_anchor);
     const int64_t before = plan.n_slots();
@@ -114,7 +117,7 @@ BatchPlan make_batch_plan(const PlanInput& in) {
     plan.target_row.push_back(static_cast<int32_t>(
         std::lower_bound(plan.target_source.begin(), plan.target_source.end(), row) - plan.target_source.begin()));
   make_chunks(first_slot, in.chunk_slots, plan);
-  if (in.markov) make_scatter(plan);
+  if (in.markov) make_scatter(in.markov_rnn ? plan.block_previous : plan.previous_token, plan);
   return plan;
 }
 
@@ -138,6 +141,7 @@ DeviceBatch upload_batch(Context& ctx, Arena& arena, const BatchPlan& plan) {
   b.target_row = ints(plan.target_row);
   b.label = ints(plan.label);
   b.previous_token = ints(plan.previous_token);
+  b.block_previous = ints(plan.block_previous);
   b.target_source = ints(plan.target_source);
   b.scatter_row = ints(plan.scatter_row);
   b.scatter_begin = ints(plan.scatter_begin);

@@ -40,6 +40,7 @@ struct PlanInput {
   int64_t mask_token = 0;
   bool sample_from_anchor = true;
   bool markov = true;
+  bool markov_rnn = false;                 // the head runs over whole blocks, not over supervised slots
   SlotRule slots = SlotRule::label_prefix;
   double gamma = 4.0;                      // w_k = exp(-k/gamma); 0: no decay
   int64_t chunk_slots = 0;                 // at most this many slots a loss chunk (at least one anchor)
@@ -59,8 +60,9 @@ struct BatchPlan {
   std::vector<int32_t> label_token;                    // target id
   std::vector<int32_t> previous_token;                 // Markov input, target id
   std::vector<double> weight;                          // w_k
+  std::vector<int32_t> block_previous;                 // [A*B] Markov input of every slot, supervised or not (rnn heads)
   std::vector<int32_t> target_source;                  // [P] context rows, ascending
-  // previous token -> slots
+  // previous token -> slots (-> block rows for rnn heads)
   std::vector<int32_t> scatter_row, scatter_begin, scatter_source;
   std::vector<LossChunk> chunks;
   double weight_sum = 0;
@@ -81,7 +83,7 @@ int64_t supervised_prefix(std::span<const uint8_t> mask, const PackedDocument& d
 struct DeviceBatch {
   int64_t n_anchors = 0, block = 0;
   Tensor context_position, block_token, block_position, anchor_row, doc_start;
-  Tensor slot_row, block_of, target_row, label, previous_token, weight, target_source, scatter_row, scatter_begin, scatter_source;
+  Tensor slot_row, block_of, target_row, label, previous_token, block_previous, weight, target_source, scatter_row, scatter_begin, scatter_source;
 };
 
 // Allocates in `arena` and uploads (on the compute queue; the plan must outlive the next synchronisation).

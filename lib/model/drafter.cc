@@ -81,7 +81,6 @@ Drafter::Drafter(Context& ctx, const DrafterConfig& config, const DrafterOptions
   head = make_weight(c.draft_vocab, c.joint_cols());
   add_parameter("lm_head.weight", head.value.col_range(0, d), {}, {}, false);
   if (c.rank > 0) {
-    DS_REQUIRE(c.markov == Markov::vanilla, "this build trains and runs the vanilla Markov head only");
     markov_w1 = allocate(ctx_.act_dtype(), c.vocab, c.rank);
     matrix("markov_head.markov_w1.weight", markov_w1, &d_markov_w1);
     Tensor master;
@@ -91,6 +90,13 @@ Drafter::Drafter(Context& ctx, const DrafterConfig& config, const DrafterOptions
       d_head = allocate(ctx_.acc_dtype(), c.draft_vocab, c.rank);
     }
     add_parameter("markov_head.markov_w2.weight", w2, master, d_head, false);
+    if (c.markov != Markov::vanilla) {
+      const bool rnn = c.markov == Markov::rnn;
+      const std::string name = rnn ? "markov_head.joint_proj." : "markov_head.gate_proj.";
+      markov_mix = rnn ? make_weight(3 * c.rank, 2 * c.rank + d) : make_weight(c.rank, d + c.rank);
+      matrix(name + "weight", markov_mix.value, &d_markov_mix);
+      markov_bias = add_vector(name + "bias", markov_mix.out(), true, &d_markov_bias);
+    }
   }
   if (c.confidence) {
     confidence_w = add_vector("confidence_head.proj.weight", c.confidence_cols(), true, &d_confidence_w, 1);
@@ -141,19 +147,19 @@ void Drafter::set(Parameter& p, const ConstHostMatrix& host) {
 
 void Drafter::refresh() {
   model::refresh(ctx_, {&head});
-  model::refresh(ctx_, {&fc_});
-  for (auto& l : layers_)
-    for (Weight* w : {&l.q, &l.kv, &l.o, &l.gate_up, &l.down}) model::refresh(ctx_, {w});
+  refresh_backbone();
 }
 
 void Drafter::refresh_trainable() {
-  if (!d_head) {  // the head is frozen: leave its packings alone
-    model::refresh(ctx_, {&fc_});
-    for (auto& l : layers_)
-      for (Weight* w : {&l.q, &l.kv, &l.o, &l.gate_up, &l.down}) model::refresh(ctx_, {w});
-    return;
-  }
-  refresh();
+  if (d_head) refresh();
+  else refresh_backbone();  // the head is frozen: its packings stay
+}
+
+void Drafter::refresh_backbone() {
+  model::refresh(ctx_, {&fc_});
+  if (markov_mix.value) model::refresh(ctx_, {&markov_mix});
+  for (auto& l : layers_)
+    for (Weight* w : {&l.q, &l.kv, &l.o, &l.gate_up, &l.down}) model::refresh(ctx_, {w});
 }
 
 }  // namespace dspark::model

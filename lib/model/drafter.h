@@ -48,6 +48,14 @@ struct LayerSaved {
   Tensor x_in, inv_in, h, q_raw, kv_raw, kv_ctx_raw, q, k, k_ctx, inv_q, inv_k, inv_k_ctx, att, lse;
   Tensor x_mid, inv_mid, u, gate_up, swiglu;
 };
+// What the Markov head's backward needs. Gated: rows are supervised slots; rnn: all block rows.
+struct MarkovSaved {
+  Tensor x;      // act: gated [S, D+R] = [hidden | e]; rnn [A*B, 2R+D] = [state | e | hidden]
+  Tensor pre;    // acc: gated [S, R]; rnn [A*B, 3R]
+  Tensor state;  // acc, rnn [A*B, R]: after each slot
+  Tensor out;    // act, rnn [A*B, R]: what W2 takes
+  Tensor e;      // act [S, R]: W1[previous token], for the confidence head
+};
 struct ForwardState {
   Tensor fc_out, inv_context, context;  // [T, D]
   std::vector<LayerSaved> layers;
@@ -80,6 +88,18 @@ class Drafter {
   // Gradients of everything trainable below `hidden`; d_hidden [A*B, D] acc. `write` as in ops.h.
   void backward(Arena& arena, const Tensor& taps, const DeviceBatch& batch, const ForwardState& state, const Tensor& d_hidden,
                 Write write);
+  // The Markov head (DESIGN 3) on supervised slots: what W2 multiplies, into `features` act [S, R] (columns of the joint matrix).
+  // vanilla: features are e = W1[previous token] themselves.
+  void markov_forward(Arena& arena, const Tensor& hidden, const DeviceBatch& batch, Tensor features, MarkovSaved& saved);
+  // From d_joint acc [S, D+R] = [d_hidden | d_features] and d_e acc [S, R] (the confidence head's, or empty; vanilla: in d_joint)
+  // to every gradient of the head and to d_hidden acc [A*B, D], which is overwritten.
+  void markov_backward(Arena& arena, const DeviceBatch& batch, const MarkovSaved& saved, const Tensor& d_joint, const Tensor& d_e,
+                       const Tensor& d_hidden, Write write);
+  // One slot while decoding: features act [1, R] from hidden act [1, D] and the previous token; `state` acc [1, R] is the rnn
+  // head's, `first` says that it is zero.
+  void markov_step(Arena& arena, const Tensor& hidden, const Tensor& previous, Tensor state, bool first, Tensor features);
+  bool markov_has_state() const { return config_.rank > 0 && config_.markov == Markov::rnn; }
+
   // The block rows only, over cached context keys and values: k_ctx[i], v_ctx[i] [T, NKV*HD] a layer. For decoding.
   Tensor block_forward(Arena& arena, const std::vector<Tensor>& k_ctx, const std::vector<Tensor>& v_ctx, const DeviceBatch& batch);
 
@@ -87,10 +107,16 @@ class Drafter {
   Tensor d_head;            // acc [VD, R or D+R], empty when there is nothing to train
   Tensor embed;             // act [V, D]
   Tensor markov_w1, d_markov_w1;        // act [V, R], acc
+  Weight markov_mix;                    // gated: gate_proj [R, D+R]; rnn: joint_proj [3R, 2R+D]
+  Tensor markov_bias, d_markov_mix, d_markov_bias;  // acc [1, R or 3R]; gradients
   Tensor confidence_w, confidence_b, d_confidence_w, d_confidence_b;  // acc
 
  private:
   struct Block;
+  void refresh_backbone();
+  void rnn_forward(Arena& arena, const Tensor& hidden, const DeviceBatch& batch, Tensor features, MarkovSaved& saved);
+  void rnn_backward(Arena& arena, const DeviceBatch& batch, const MarkovSaved& saved, const Tensor& d_features, const Tensor& d_x,
+                    const Tensor& d_pre);
   void attention_rows(Arena& arena, DrafterLayer& layer, LayerSaved& s, const Tensor& position);
   AnchorRule rule(const DrafterLayer& layer) const;
   Rope rope() const { return {inv_freq_, rope_.rot, rope_.scale}; }

@@ -81,6 +81,18 @@ struct SwiGlu { Tensor y, gate_up; };
 // d_gate_up [n, 2F] float from dy [n, F] float.
 struct SwiGluBackward { Tensor d_gate_up, dy, gate_up; };
 
+// The gated Markov head: y = sigmoid(pre) * x.  All float [n, R].
+struct SigmoidGate { Tensor y, pre, x; };
+// d_pre float [n, R] overwritten, d_x acc [n, R] (+)=.
+struct SigmoidGateBackward { Tensor d_pre, d_x, dy, pre, x; Write write_dx = Write::overwrite; };
+// A step of the rnn Markov head: pre = [g | c | o] float [n, 3R];
+//   state_out = sigmoid(g) * state_in + (1 - sigmoid(g)) * tanh(c),  out = tanh(o).
+// state_in, state_out acc [n, R]; an empty state_in is zero. out float [n, R].
+struct RnnCell { Tensor state_out, out, pre, state_in; };
+// d_pre float [n, 3R], d_state_in acc [n, R] (both overwritten; empty with an empty state_in) from d_out float [n, R] and
+// d_state_out acc [n, R] (empty: zero).
+struct RnnCellBackward { Tensor d_pre, d_state_in, d_out, d_state_out, pre, state_in; };
+
 // ---- attention -------------------------------------------------------------------------------------------------------------
 
 // What an anchor block may see (DESIGN 3). Row numbers are rows of the packed context.
@@ -220,6 +232,7 @@ struct VerifyBlock { Tensor result, draft_ids, draft_probs, map, target_probs, u
   X(linear, Linear) X(linear_dx, LinearDx) X(linear_dw, LinearDw) X(refresh, Refresh) X(add_bias, AddBias)                   \
   X(bias_grad, BiasGrad) X(add_rmsnorm, AddRmsNorm) X(rmsnorm_backward, RmsNormBackward) X(qk_norm_rope, QkNormRope)         \
   X(qk_norm_rope_backward, QkNormRopeBackward) X(swiglu, SwiGlu) X(swiglu_backward, SwiGluBackward)                          \
+  X(sigmoid_gate, SigmoidGate) X(sigmoid_gate_backward, SigmoidGateBackward) X(rnn_cell, RnnCell) X(rnn_cell_backward, RnnCellBackward)              \
   X(anchor_attention, AnchorAttention) X(anchor_attention_backward, AnchorAttentionBackward)                                 \
   X(cache_attention, CacheAttention) X(vocab_loss, VocabLoss) X(sum_squares, SumSquares) X(finish_norm, FinishNorm)          \
   X(adamw, AdamW) X(muon, Muon) X(token_probs, TokenProbs) X(sample_tokens, SampleTokens) X(verify_block, VerifyBlock)

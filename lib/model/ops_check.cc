@@ -295,6 +295,48 @@ void check(const Context& ctx, const SwiGluBackward& a) {
   c.distinct({{"d_gate_up", a.d_gate_up}}, {{"dy", a.dy}, {"gate_up", a.gate_up}});
 }
 
+void check(const Context& ctx, const SigmoidGate& a) {
+  const Checker c(ctx, "sigmoid_gate");
+  c.floating("y", a.y, a.y.rows, a.y.cols);
+  c.floating("pre", a.pre, a.y.rows, a.y.cols);
+  c.floating("x", a.x, a.y.rows, a.y.cols);
+  c.distinct({{"y", a.y}}, {{"pre", a.pre}, {"x", a.x}});
+}
+
+void check(const Context& ctx, const SigmoidGateBackward& a) {
+  const Checker c(ctx, "sigmoid_gate_backward");
+  const int64_t rows = a.dy.rows, cols = a.dy.cols;
+  for (const Named& n : {Named{"dy", a.dy}, {"pre", a.pre}, {"x", a.x}, {"d_pre", a.d_pre}}) c.floating(n.name, n.t, rows, cols);
+  c.acc("d_x", a.d_x, rows, cols);
+  c.distinct({{"d_pre", a.d_pre}, {"d_x", a.d_x}}, {{"dy", a.dy}, {"pre", a.pre}, {"x", a.x}});
+}
+
+void check(const Context& ctx, const RnnCell& a) {
+  const Checker c(ctx, "rnn_cell");
+  const int64_t rows = a.out.rows, cols = a.out.cols;
+  c.floating("out", a.out, rows, cols);
+  c.floating("pre", a.pre, rows, 3 * cols);
+  c.acc("state_out", a.state_out, rows, cols);
+  if (a.state_in) c.acc("state_in", a.state_in, rows, cols);
+  c.distinct({{"state_out", a.state_out}, {"out", a.out}}, {{"pre", a.pre}, {"state_in", a.state_in}});
+}
+
+void check(const Context& ctx, const RnnCellBackward& a) {
+  const Checker c(ctx, "rnn_cell_backward");
+  const int64_t rows = a.d_out.rows, cols = a.d_out.cols;
+  c.floating("d_out", a.d_out, rows, cols);
+  c.floating("pre", a.pre, rows, 3 * cols);
+  c.floating("d_pre", a.d_pre, rows, 3 * cols);
+  DS_ASSERT(static_cast<bool>(a.state_in) == static_cast<bool>(a.d_state_in), "rnn_cell_backward: state_in and d_state_in go together");
+  if (a.state_in) {
+    c.acc("state_in", a.state_in, rows, cols);
+    c.acc("d_state_in", a.d_state_in, rows, cols);
+  }
+  if (a.d_state_out) c.acc("d_state_out", a.d_state_out, rows, cols);
+  c.distinct({{"d_pre", a.d_pre}, {"d_state_in", a.d_state_in}},
+             {{"d_out", a.d_out}, {"d_state_out", a.d_state_out}, {"pre", a.pre}, {"state_in", a.state_in}});
+}
+
 // ---- attention
 // -------------------------------------------------------------------------------------------------------------
 

@@ -45,6 +45,11 @@ struct Tensor {
     DS_ASSERT(first >= 0 && count >= 0 && first + count <= cols, "columns [{}, +{}) of {}", first, count, cols);
     return {data + first * dtype_bytes(dtype), dtype, rows, count, stride};
   }
+  // Every `step`-th row from `first` on: slot `first` of all blocks of `step` rows.
+  Tensor every(int64_t step, int64_t first) const {
+    DS_ASSERT(step > 0 && first >= 0 && first < step && rows % step == 0, "row {} of every {} of {}", first, step, rows);
+    return {data + first * stride * dtype_bytes(dtype), dtype, rows / step, cols, stride * step};
+  }
   // The same memory as another matrix of equal size; contiguous tensors only.
   Tensor reshaped(int64_t new_rows, int64_t new_cols) const {
     DS_ASSERT(new_rows * new_cols == rows * cols && (stride == cols || rows <= 1), "{}x{} as {}x{}, stride {}", rows,

@@ -146,10 +146,13 @@ void Decoder::draft(int32_t anchor, const DecodeOptions& o, int64_t counter) {
     sample_tokens(ctx_, {.ids = ids_.col_range(0, proposals_), .probs = probs_.row_range(0, proposals_), .uniform = uniform, .map = map_});
     return;
   }
-  const Tensor e = arena_.matrix(ctx_.act_dtype(), 1, c.rank);
+  const Tensor e = arena_.matrix(ctx_.act_dtype(), 1, c.rank), state = arena_.matrix(ctx_.acc_dtype(), 1, c.rank);
+  // In the bonus layout an rnn head has run over slot 0, with the anchor as its token, before the first proposal.
+  const bool warm = first > 0 && drafter_.markov_has_state();
+  if (warm) drafter_.markov_step(arena_, hidden.row_range(0, 1), b.block_token.col_range(0, 1), state, true, e);
   for (int64_t i = 0; i < proposals_; ++i) {
     const Tensor previous = i == 0 ? b.block_token.col_range(0, 1) : ids_.col_range(i - 1, 1);
-    gather_rows(ctx_, {e, drafter_.markov_w1, previous});
+    drafter_.markov_step(arena_, hidden.row_range(first + i, 1), previous, state, i == 0 && !warm, e);
     linear(ctx_, {logits.row_range(i, 1), e, &markov_w2_, Write::add});
     token_probs(ctx_, {probs_.row_range(i, 1), logits.row_range(i, 1), o.sampling});
     sample_tokens(ctx_, {.ids = ids_.col_range(i, 1), .probs = probs_.row_range(i, 1), .uniform = uniform.col_range(i, 1), .map = map_});

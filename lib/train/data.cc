@@ -110,7 +110,7 @@ void finish_row(HostRow& row, const PackTarget& target, const PackOptions& o) {
   in.tokens = row.tokens, in.mask = row.mask, in.documents = row.documents, in.anchors = row.anchors;
   in.draft_id = target.draft_id;
   in.block = config.block, in.mask_token = config.mask_token, in.sample_from_anchor = config.sample_from_anchor;
-  in.markov = config.rank > 0, in.gamma = o.gamma, in.chunk_slots = o.chunk_slots;
+  in.markov = config.rank > 0, in.markov_rnn = config.markov == model::Markov::rnn, in.gamma = o.gamma, in.chunk_slots = o.chunk_slots;
   row.batch.plan = model::make_batch_plan(in);
   const auto t = static_cast<int64_t>(row.tokens.size()), e = config.target_hidden;
   const int64_t tap_cols = config.n_taps() * e, width = tap_cols + e;

@@ -26,7 +26,7 @@ DrafterConfig drafter_config_for(const target::TargetFiles& files, const NewDraf
   c.taps = taps;
   c.block = choice.block;
   c.rank = choice.rank;
-  c.markov = choice.rank > 0 ? Markov::vanilla : Markov::none;
+  c.markov = choice.rank > 0 ? choice.markov : Markov::none;
   c.confidence = choice.confidence;
   c.confidence_with_markov = choice.rank > 0;
   c.sample_from_anchor = choice.sample_from_anchor;

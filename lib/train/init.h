@@ -15,6 +15,7 @@ namespace dspark::train {
 struct NewDrafter {
   std::string algorithm = "dspark";
   int64_t layers = 5, block = 7, rank = 256, window = 0;
+  model::Markov markov = model::Markov::vanilla;  // when rank > 0
   bool confidence = true, sliding = false, sample_from_anchor = true, window_by_anchor = false;
   int64_t mask_token = -1;  // -1: the tokenizer's (DESIGN 14)
 };

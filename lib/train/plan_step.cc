@@ -29,7 +29,7 @@ StepPlan plan_step(const DrafterConfig& config, const Objective& objective, bool
   PlanInput in;
   in.tokens = tokens, in.mask = mask, in.documents = documents, in.anchors = starts;
   in.block = config.block, in.mask_token = config.mask_token, in.sample_from_anchor = config.sample_from_anchor;
-  in.markov = config.rank > 0, in.chunk_slots = chunk_slots;
+  in.markov = config.rank > 0, in.markov_rnn = config.markov == model::Markov::rnn, in.chunk_slots = chunk_slots;
   MicroBatch batch;
   batch.plan = make_batch_plan(in);
   const int64_t e = config.target_hidden, tap_cols = config.n_taps() * e;

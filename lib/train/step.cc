@@ -36,14 +36,26 @@ void TrainStep::enqueue(const MicroBatch& batch, bool backward, Write write, Rea
 
   // [hidden | e] of the supervised slots.
   const Tensor joint = arena_.matrix(act, n_slots, c.joint_cols());
-  const Tensor e = joint.col_range(c.hidden, c.rank);
+  const Tensor features = joint.col_range(c.hidden, c.rank);
+  MarkovSaved markov;
   gather_rows(ctx_, {joint.col_range(0, c.hidden), state_.hidden, b.slot_row});
-  if (c.rank > 0) gather_rows(ctx_, {e, drafter_.markov_w1, b.previous_token});
+  if (c.rank > 0) drafter_.markov_forward(arena_, state_.hidden, b, features, markov);
 
   const Tensor slot_out = arena_.matrix(acc, n_slots, kSlotOutCols);
   const Tensor scale = arena_.vector(acc, kNumTerms);
   d_joint_ = arena_.matrix(acc, n_slots, c.joint_cols());
   for (int t = 0; t < kNumTerms; ++t) fill(ctx_, {scale.col_range(t, 1), objective_.scale(t, plan)});
+
+  // The confidence head's share of the Markov input: vanilla heads have it in d_joint.
+  Tensor d_e;
+  if (backward && c.confidence && c.confidence_with_markov && c.rank > 0) {
+    if (c.markov == Markov::vanilla) {
+      d_e = d_joint_.col_range(c.hidden, c.rank);
+    } else {
+      d_e = arena_.matrix(acc, n_slots, c.rank);
+      fill(ctx_, {d_e, 0});
+    }
+  }
 
   const int64_t mark = arena_.mark();
   VocabLoss loss;
@@ -69,7 +81,7 @@ void TrainStep::enqueue(const MicroBatch& batch, bool backward, Write write, Rea
   if (c.confidence) {
     loss.conf_w = drafter_.confidence_w;
     loss.conf_b = drafter_.confidence_b;
-    if (c.confidence_with_markov && c.rank > 0) loss.conf_e = e;
+    if (c.confidence_with_markov && c.rank > 0) loss.conf_e = markov.e;
   }
   if (backward) {
     loss.d_joint = d_joint_;
@@ -77,7 +89,7 @@ void TrainStep::enqueue(const MicroBatch& batch, bool backward, Write write, Rea
     if (c.confidence) {
       loss.d_conf_w = drafter_.d_confidence_w;
       loss.d_conf_b = drafter_.d_confidence_b;
-      if (loss.conf_e) loss.d_conf_e = d_joint_.col_range(c.hidden, c.rank);
+      loss.d_conf_e = d_e;
     }
   }
   loss.work = arena_.vector(DType::u8, vocab_loss_work(ctx_, plan.max_chunk_slots, plan.max_chunk_rows, c.draft_vocab, c.joint_cols()));
@@ -85,12 +97,8 @@ void TrainStep::enqueue(const MicroBatch& batch, bool backward, Write write, Rea
   arena_.release(mark);
 
   if (backward) {
-    if (c.rank > 0)
-      scatter_add_rows(ctx_, {drafter_.d_markov_w1, d_joint_.col_range(c.hidden, c.rank), b.scatter_row, b.scatter_begin,
-                              b.scatter_source, write});
     const Tensor d_hidden = arena_.matrix(acc, state_.hidden.rows, c.hidden);
-    fill(ctx_, {d_hidden, 0});
-    scatter_rows(ctx_, {d_hidden, d_joint_.col_range(0, c.hidden), b.slot_row});
+    drafter_.markov_backward(arena_, b, markov, d_joint_, d_e, d_hidden, write);
     drafter_.backward(arena_, taps, b, state_, d_hidden, write);
   }
 

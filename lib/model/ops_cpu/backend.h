@@ -114,6 +114,14 @@ template <typename T>
 T* row(const Tensor& t, int64_t r) {
   return pointer<T>(t) + r * t.stride;
 }
+// One element of a float tensor, for operators that are too small to need kernels of their own.
+inline float load(const Tensor& t, int64_t r, int64_t c) {
+  return t.dtype == DType::bf16 ? to_float(row<bf16>(t, r)[c]) : row<float>(t, r)[c];
+}
+inline void store(const Tensor& t, int64_t r, int64_t c, float v) {
+  if (t.dtype == DType::bf16) row<bf16>(t, r)[c] = to_bf16(v);
+  else row<float>(t, r)[c] = v;
+}
 // Rows a thread should get at least, so that small calls stay on one thread (about 16k elements a share).
 inline int64_t row_grain(int64_t cols) { return cols > 0 ? (16384 + cols - 1) / cols : 1; }
 

@@ -97,6 +97,13 @@ PlanCounts cost(const QkNormRopeBackward& a) {
 PlanCounts cost(const SwiGlu& a) { return counted(5 * size(a.y), {a.gate_up}, {a.y}); }
 PlanCounts cost(const SwiGluBackward& a) { return counted(11 * size(a.dy), {a.dy, a.gate_up}, {a.d_gate_up}); }
 
+PlanCounts cost(const SigmoidGate& a) { return counted(5 * size(a.y), {a.pre, a.x}, {a.y}); }
+PlanCounts cost(const SigmoidGateBackward& a) { return written(counted(9 * size(a.dy), {a.dy, a.pre, a.x}, {a.d_pre}), a.write_dx, {a.d_x}); }
+PlanCounts cost(const RnnCell& a) { return counted(20 * size(a.out), {a.pre, a.state_in}, {a.state_out, a.out}); }
+PlanCounts cost(const RnnCellBackward& a) {
+  return counted(32 * size(a.d_out), {a.d_out, a.d_state_out, a.pre, a.state_in}, {a.d_pre, a.d_state_in});
+}
+
 // A key costs a query head HD multiply-adds for its score and HD for its value; the backward five such products.
 PlanCounts cost(const AnchorAttention& a) {
   const double keys = anchor_keys(a.rule, a.anchor_row.cols, a.k_ctx.rows);
