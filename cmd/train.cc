@@ -45,7 +45,7 @@ void add_train(CLI::App& app) {
   sub->add_option("--warmup", o->warmup, "fraction of the steps")->capture_default_str()->check(CLI::Range(0.0, 1.0))->group(run);
   sub->add_option("--weight-decay", o->weight_decay, "decoupled")->capture_default_str()->check(CLI::NonNegativeNumber)->group(run);
   sub->add_option("--clip", o->clip, "maximal gradient norm (0: none)")->capture_default_str()->check(CLI::NonNegativeNumber)->group(run);
-  sub->add_option("--val-fraction", o->val_fraction, "of the documents, by their ids")->capture_default_str()->group(run);
+  sub->add_option("--val-fraction", o->val_fraction, "of the documents, by whole conversations")->capture_default_str()->group(run);
   sub->add_option("--validate-every", o->validate_every, "steps (0: at the end)")->capture_default_str()->check(CLI::NonNegativeNumber)->group(run);
   sub->add_option("--save-every", o->save_every, "steps between checkpoints (0: at the end and on a stop)")->capture_default_str()->check(CLI::NonNegativeNumber)->group(run);
   sub->add_option("--keep", o->keep, "checkpoints kept")->capture_default_str()->check(CLI::PositiveNumber)->group(run);

@@ -26,6 +26,7 @@ struct Sample {
   std::vector<int32_t> ids;
   std::vector<uint8_t> mask;
   std::vector<uint16_t> states;
+  uint64_t conversation = 0;
   bool operator==(const Sample&) const = default;
 };
 
@@ -38,7 +39,7 @@ std::map<uint64_t, Sample> store_samples(const fs::path& folder) {
   const int64_t width = reader.identity().row_width();
   for (int64_t i = 0; i < reader.size(); ++i) {
     const auto tokens = reader.tokens(i);
-    Sample s{{tokens.token_ids.begin(), tokens.token_ids.end()}, {tokens.loss_mask.begin(), tokens.loss_mask.end()}, {}};
+    Sample s{{tokens.token_ids.begin(), tokens.token_ids.end()}, {tokens.loss_mask.begin(), tokens.loss_mask.end()}, {}, reader.info(i).conversation};
     std::vector<bf16> states(s.ids.size() * static_cast<size_t>(width));
     reader.read_states(i, states.data(), width);
     s.states.resize(states.size());
@@ -58,7 +59,7 @@ void copy_store(const fs::path& from, const fs::path& to, const std::function<vo
     std::vector<bf16> states(tokens.token_ids.size() * static_cast<size_t>(width));
     reader.read_states(i, states.data(), width);
     edit(i, states);
-    writer.append(formats::encode_record(writer.format(), {.id = reader.info(i).id, .token_ids = tokens.token_ids, .loss_mask = tokens.loss_mask, .states = states.data(), .row_stride = width}));
+    writer.append(formats::encode_record(writer.format(), {.id = reader.info(i).id, .token_ids = tokens.token_ids, .loss_mask = tokens.loss_mask, .states = states.data(), .row_stride = width, .conversation = reader.info(i).conversation}));
   }
   writer.finish();
 }

@@ -385,6 +385,11 @@ TEST_CASE("loss masks: thinking belongs to the loss, and templates that drop it 
   REQUIRE(rows.size() == 2);
   CHECK(rows[0].turn == 1);
   CHECK(rows[1].turn == 3);
+  CHECK(rows[0].id != rows[1].id);
+  CHECK(rows[0].conversation == rows[1].conversation);
+  RowReport others;
+  CHECK(rows[0].conversation == make_token_rows(conversation(thinking), t, chatml, {}, others)[0].conversation);
+  CHECK(rows[0].conversation != make_token_rows(conversation(kTwoTurns), t, chatml, {}, others)[0].conversation);
   CHECK(t.decode(rows[1].ids) ==
         "<|im_start|>user\n1+1?<|im_end|>\n<|im_start|>assistant\n2<|im_end|>\n<|im_start|>user\n2+2?"
         "<|im_end|>\n<|im_start|>assistant\n<think>\nSo.\n</think>\n\n4<|im_end|>\n");
@@ -468,6 +473,36 @@ TEST_CASE("content ids depend on ids and mask, and on nothing else", "[rows]") {
   CHECK(row_id(ids, mask) == "3e3def0cac3aa4cc");
   CHECK(row_id(std::vector<int32_t>{1, 2, 259}, mask) != row_id(ids, mask));
   CHECK(row_id(ids, std::vector<uint8_t>{1, 1, 1}) != row_id(ids, mask));
+}
+
+TEST_CASE("conversation ids depend on what is said, not on how the row spells it", "[rows][conversation]") {
+  auto id = [](const char* line) {
+    RowError error;
+    const auto row = parse_row(line, error);
+    INFO(line << " " << error.reason << " " << error.detail);
+    REQUIRE(row);
+    return conversation_id(*row);
+  };
+  const uint64_t hello = id(R"({"prompt": "Hi", "response": "Yes"})");
+  // The first 8 bytes of sha256 of [["user","Hi"],["assistant","Yes"]]
+  CHECK(hello == 0x7e249a548a757be9);
+  CHECK(
+      id(R"({"id": 3, "conversations": [{"value": "Hi", "from": "human"}, {"from": "gpt", "value": "Yes", "weight": 1}]})") ==
+      hello);
+  CHECK(
+      id(R"({"messages": [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Yes", "id": "7"}], "tools": [{"a": 1}]})") ==
+      hello);
+  CHECK(id(R"({"messages": [{"role": "user", "content": [{"type": "text", "text": "Hi"}]}]})") ==
+        id(R"({"messages": [{"role": "user", "content": [{"text": "Hi", "type": "text"}]}]})"));
+  for (const char* other :
+       {R"({"prompt": "Hi", "response": "Yes."})", R"({"prompt": "HiYes", "response": ""})", R"({"prompt": "Hi"})",
+        R"({"messages": [{"role": "assistant", "content": "Hi"}, {"role": "user", "content": "Yes"}]})",
+        R"({"messages": [{"role": "user", "content": "Hi"}, {"role": "assistant", "tool_calls": [{}]}]})"}) {
+    INFO(other);
+    CHECK(id(other) != hello);
+  }
+  CHECK(id(R"({"input_ids": [1, 2], "loss_mask": [0, 1]})") == id(R"({"input_ids": [1, 2], "loss_mask": [1, 1]})"));
+  CHECK(id(R"({"input_ids": [1, 2], "loss_mask": [0, 1]})") != id(R"({"input_ids": [12], "loss_mask": [1]})"));
 }
 
 TEST_CASE("loss masks: every row of the golden cases", "[rows][golden][model]") {

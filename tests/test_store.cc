@@ -66,7 +66,8 @@ struct Sample {
   std::vector<uint8_t> mask;
   std::vector<bf16> states;  // [T, width]
   int64_t width = 0;
-  SampleView view() const { return {id, ids, mask, FinishReason::stop, states.data(), width}; }
+  uint64_t conversation = 0;
+  SampleView view() const { return {id, ids, mask, FinishReason::stop, states.data(), width, conversation}; }
 };
 
 Sample make_sample(uint64_t id, int64_t n_tokens, int64_t width) {
@@ -74,6 +75,7 @@ Sample make_sample(uint64_t id, int64_t n_tokens, int64_t width) {
   Sample s;
   s.id = id;
   s.width = width;
+  s.conversation = ~id;
   for (int64_t t = 0; t < n_tokens; ++t) {
     s.ids.push_back(static_cast<int32_t>(rng.below(static_cast<uint64_t>(t), 64)));
     s.mask.push_back(t % 3 != 0);
@@ -95,8 +97,8 @@ std::vector<bf16> read_all(const SampleSource& source, int64_t i) {
 
 bool equal(const SampleSource& source, int64_t i, const Sample& s) {
   const SampleTokens t = source.tokens(i);
-  return source.info(i).id == s.id && t.token_ids == s.ids && t.loss_mask == s.mask &&
-         source.info(i).n_mask == std::count(s.mask.begin(), s.mask.end(), 1) &&
+  return source.info(i).id == s.id && source.info(i).conversation == s.conversation && t.token_ids == s.ids &&
+         t.loss_mask == s.mask && source.info(i).n_mask == std::count(s.mask.begin(), s.mask.end(), 1) &&
          same_bits(read_all(source, i), s.states);
 }
 
@@ -285,7 +287,8 @@ TEST_CASE("no flipped bit of a store passes", "[store][fault]") {
     const StoreReader reader(dir.path);
     for (int64_t i = 0; i < reader.size(); ++i) {
       SampleTokens t = reader.tokens(i);
-      samples.push_back({reader.info(i).id, t.token_ids, t.loss_mask, read_all(reader, i), reader.row_width()});
+      samples.push_back({reader.info(i).id, t.token_ids, t.loss_mask, read_all(reader, i), reader.row_width(),
+                         reader.info(i).conversation});
     }
   }
   const auto check_flip = [&](const fs::path& file, const std::string& original, size_t bit, bool harmless_allowed) {

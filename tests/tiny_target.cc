@@ -41,9 +41,7 @@ void write_tiny_target(const fs::path& path, const TinyTarget& t) {
   w.set_u32("tokenizer.ggml.bos_token_id", bos);
   w.set_u32("tokenizer.ggml.eos_token_id", eos);
   w.set_u32("tokenizer.ggml.mask_token_id", mask);
-  w.set_string("tokenizer.chat_template",
-               "{% for m in messages %}{{ '<|im_start|>' + m['role'] + '\n' + m['content'] + '<|im_end|>' + '\n' }}{% endfor %}"
-               "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}");
+  w.set_string("tokenizer.chat_template", t.chat_template);
 
   const int64_t head_dim = t.hidden / t.heads, kv = t.kv_heads * head_dim, vocab = static_cast<int64_t>(tokens.size());
   std::vector<std::pair<std::string, std::vector<int64_t>>> tensors = {{"token_embd.weight", {vocab, t.hidden}}, {"output_norm.weight", {t.hidden}}};

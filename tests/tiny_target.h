@@ -10,6 +10,9 @@ struct TinyTarget {
   int64_t extra_tokens = 0;  // unused tokens that make the vocabulary another one
   uint64_t seed = 1;
   std::string architecture = "llama";
+  std::string chat_template =
+      "{% for m in messages %}{{ '<|im_start|>' + m['role'] + '\n' + m['content'] + '<|im_end|>' + '\n' }}{% endfor %}"
+      "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}";
 };
 
 void write_tiny_target(const std::filesystem::path& path, const TinyTarget& target = {});

@@ -91,7 +91,7 @@ DeepSpecCache::DeepSpecCache(const fs::path& folder) : folder_(folder) {
     const auto* attention = reinterpret_cast<const uint8_t*>(at(it->second, range(1, S, "attention_mask")));
     const auto* mask = reinterpret_cast<const uint8_t*>(at(it->second, place.loss_mask));
     SampleInfo info;
-    info.id = get<uint64_t>(r);
+    info.id = info.conversation = get<uint64_t>(r);
     info.n_tokens = static_cast<int64_t>(S);
     info.stored_bytes = S * (6 + (L + 1) * E * 2) + kIndexRecordBytes;
     for (uint64_t t = 0; t < S; ++t) {

@@ -94,7 +94,7 @@ void HsFolder::add(uint64_t number, const OpenOptions& options) {
   }
   const SampleTokens tokens = read_tokens(*file, options.assume_full_mask);
   SampleInfo info;
-  info.id = number;
+  info.id = info.conversation = number;
   info.n_tokens = shape[0];
   info.n_mask = std::count(tokens.loss_mask.begin(), tokens.loss_mask.end(), 1);
   info.stored_bytes = fs::file_size(file->path());

@@ -175,7 +175,7 @@ std::vector<TokenRow> make_token_rows(const Row& row, const Tokenizer& tokenizer
       if (row.ids[i] >= tokenizer.size())
         return drop("token id outside the vocabulary",
                     fmt::format("input_ids[{}] is {}, the vocabulary has {}", i, row.ids[i], tokenizer.size()));
-    rows.push_back({row.ids, row.mask, row_id(row.ids, row.mask), "", -1});
+    rows.push_back({row.ids, row.mask, row_id(row.ids, row.mask), "", -1, 0});
   } else {
     bool answers = false;
     for (const OrderedJson& message : *row.messages) {
@@ -210,8 +210,10 @@ std::vector<TokenRow> make_token_rows(const Row& row, const Tokenizer& tokenizer
   report.borders += borders;
   ++report.used;
   report.rows += rows.size();
+  const uint64_t conversation = conversation_id(row);
   for (TokenRow& r : rows) {
     r.where = row.where;
+    r.conversation = conversation;
     report.tokens += r.ids.size();
     report.loss_tokens += in_loss(r);
   }

@@ -47,6 +47,7 @@ struct TokenRow {
   std::string id;             // row_id of the two: for resuming and against duplicates
   std::string where;          // the line it comes from
   int64_t turn = -1;          // as in RenderedRow
+  uint64_t conversation = 0;  // conversation_id of the row it was made from, before any cut
 };
 // `borders`, when given, grows by the answer borders that fall inside a token.
 TokenRow mask_tokens(const RenderedRow& row, const Tokenizer& tokenizer, uint64_t* borders = nullptr);

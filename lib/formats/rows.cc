@@ -6,6 +6,7 @@
 #include <nlohmann/json.hpp>
 
 #include "core/error.h"
+#include "core/hash.h"
 
 namespace dspark::formats {
 
@@ -124,6 +125,22 @@ void read_row(const OrderedJson& root, Row& row) {
 }
 
 }  // namespace
+
+uint64_t conversation_id(std::string_view text) { return std::stoull(sha256_hex(text).substr(0, 16), nullptr, 16); }
+
+uint64_t conversation_id(const Row& row) {
+  // Not the tools nor a message's other keys (ids, times, weights): with them two copies of one text could part. Json
+  // sorts the keys of a content that is a list of parts.
+  Json content = Json::array();
+  if (row.kind == Row::Kind::conversation)
+    for (const OrderedJson& m : *row.messages)
+      content.push_back(Json::array({m.at("role"), m.value("content", OrderedJson())}));
+  else if (row.kind == Row::Kind::prompts)
+    content = row.prompts;
+  else
+    content = row.ids;
+  return conversation_id(content.dump(-1, ' ', false, Json::error_handler_t::replace));
+}
 
 bool is_known_role(std::string_view role) {
   return std::find(std::begin(kKnownRoles), std::end(kKnownRoles), role) != std::end(kKnownRoles);

@@ -99,6 +99,12 @@ struct RowError {
 };
 std::optional<Row> parse_row(std::string_view line, RowError& error);
 
+// What the token rows of one conversation have in common wherever and however often it stands in the data: the first
+// 8 bytes of SHA-256 over the roles and contents of its messages, or over a token row's ids.
+uint64_t conversation_id(const Row& row);
+// The same of one text (a question that is to be answered).
+uint64_t conversation_id(std::string_view text);
+
 // Whether a role is one that templates know; "human", "gpt" and the like are already user and assistant in a Row.
 bool is_known_role(std::string_view role);
 

@@ -30,6 +30,7 @@ struct SampleInfo {
   int64_t n_mask = 0;  // tokens whose loss mask is set
   FinishReason finish = FinishReason::given;
   uint64_t stored_bytes = 0;  // on disk, everything included
+  uint64_t conversation = 0;  // the same for all samples of one conversation; `id` where the format does not say
 };
 
 struct SampleTokens {

@@ -34,6 +34,7 @@ struct SampleView {
   FinishReason finish = FinishReason::given;
   const bf16* states = nullptr;  // [T, (L+1)*E]
   int64_t row_stride = 0;        // in elements
+  uint64_t conversation = id;    // shared by the samples of one conversation
 };
 
 // The whole record. A pure function: for worker threads. Throws on a sample that contradicts the format; NaN and

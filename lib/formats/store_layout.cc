@@ -90,6 +90,7 @@ std::optional<ShardHeader> parse_shard_header(std::span<const std::byte> file, c
 }
 
 void pack_record_header(const RecordHeader& h, const RecordFormat& format, std::byte* out) {
+  DS_ASSERT(h.header_bytes == kRecordHeaderBytes, "a record header of {} bytes to write", h.header_bytes);
   std::memset(out, 0, kRecordHeaderBytes);
   std::memcpy(out, kRecordMagic, 4);
   put<uint32_t>(out, 8, kRecordHeaderBytes);
@@ -105,17 +106,19 @@ void pack_record_header(const RecordHeader& h, const RecordFormat& format, std::
   put<uint32_t>(out, 52, h.n_blocks);
   put<uint32_t>(out, 56, h.rows_crc);
   put<uint32_t>(out, 60, h.table_crc);
+  put<uint64_t>(out, 64, h.conversation);
   put<uint32_t>(out, 4, crc32c({out + 8, kRecordHeaderBytes - 8}));
 }
 
 std::optional<RecordHeader> parse_record_header(std::span<const std::byte> bytes, const RecordFormat& format,
                                                 std::string& why) {
-  if (bytes.size() < kRecordHeaderBytes) {
+  const uint64_t header_bytes = bytes.size() < kRecordHeaderBytes10 ? 0 : get<uint32_t>(bytes, 8);
+  if (bytes.size() < kRecordHeaderBytes10 ||
+      (bytes.size() < kRecordHeaderBytes && header_bytes == kRecordHeaderBytes)) {
     why = "a record header is cut off";
     return std::nullopt;
   }
-  const uint64_t header_bytes = get<uint32_t>(bytes, 8);
-  if (std::memcmp(bytes.data(), kRecordMagic, 4) != 0 || header_bytes < kRecordHeaderBytes || header_bytes % 8 != 0 ||
+  if (std::memcmp(bytes.data(), kRecordMagic, 4) != 0 || header_bytes < kRecordHeaderBytes10 || header_bytes % 8 != 0 ||
       header_bytes > bytes.size() || get<uint32_t>(bytes, 4) != crc32c(bytes.subspan(8, header_bytes - 8))) {
     why = "a damaged record header";
     return std::nullopt;
@@ -128,6 +131,7 @@ std::optional<RecordHeader> parse_record_header(std::span<const std::byte> bytes
   h.header_bytes = header_bytes;
   h.record_bytes = get<uint64_t>(bytes, 16);
   h.id = get<uint64_t>(bytes, 24);
+  h.conversation = header_bytes >= kRecordHeaderBytes ? get<uint64_t>(bytes, 64) : h.id;
   h.n_tokens = get<uint32_t>(bytes, 32);
   h.n_mask = get<uint32_t>(bytes, 36);
   h.finish = static_cast<FinishReason>(get<uint8_t>(bytes, 42));

@@ -1,4 +1,4 @@
-// The bytes of a hidden-state store, version 1.0. This comment is normative; the code follows it.
+// The bytes of a hidden-state store, version 1.1. This comment is normative; the code follows it.
 //
 // A store is a folder of shards `shard-NNNNN.dss` (N = 00000, 00001, ...), plus `manifest.json` once it is finished and
 // `progress.json` until then. Everything needed to read it is in the shards: they are append-only, and a shard that was
@@ -11,7 +11,7 @@
 //     8   u16     version, major     A reader refuses a newer major version by name and reads a newer minor one.
 //    10   u16     version, minor
 //    12   u32     shard index N
-//    16   u32     header bytes: where the first record starts (40 + identity bytes in 1.0, a multiple of 8)
+//    16   u32     header bytes: where the first record starts (40 + identity bytes, a multiple of 8)
 //    20   u32     identity bytes (a multiple of 8)
 //    24   u32     CRC of the identity text
 //    28   u32     0
@@ -24,7 +24,8 @@
 //     header
 //     0   u8[4]   "DREC"
 //     4   u32     CRC of header bytes [8, header bytes)
-//     8   u32     header bytes (64 in 1.0; a newer minor version may append fields)
+//     8   u32     header bytes: 64 in 1.0, 72 in 1.1; a newer minor version may append more. They say what a record
+//                 has: one of 1.0 stays as it is when it is copied into a newer shard.
 //    12   u32     CRC of the store's identity text: a record never passes for one of another store
 //    16   u64     record bytes, all included
 //    24   u64     sample id
@@ -38,6 +39,9 @@
 //    52   u32     number of blocks = ceil(T / R) * (L+1)
 //    56   u32     CRC of the rows section, its padding included
 //    60   u32     CRC of the block table, its padding included
+//    64   u64     conversation id, from 1.1 on: records made of one conversation (an answer each, when its template
+//                 rewrites earlier turns) share it. A record without it is a conversation of its own, with its sample
+//                 id for an id.
 //     rows section       i32 token ids [T], u8 loss mask [T] (0 or 1), zeros to a multiple of 8
 //     block table        per block: u32 stored bytes, u32 CRC of them, u32 coding; zeros to a multiple of 8
 //     blocks             back to back, in the order of the table: block c*(L+1) + p holds rows [c*R, min(c*R+R, T)) of
@@ -60,8 +64,9 @@
 
 namespace dspark::formats {
 
-inline constexpr uint16_t kStoreMajor = 1, kStoreMinor = 0;
-inline constexpr size_t kShardHeaderBytes = 40, kRecordHeaderBytes = 64, kBlockEntryBytes = 12;
+inline constexpr uint16_t kStoreMajor = 1, kStoreMinor = 1;
+inline constexpr size_t kShardHeaderBytes = 40, kRecordHeaderBytes = 72, kBlockEntryBytes = 12;
+inline constexpr size_t kRecordHeaderBytes10 = 64;  // in version 1.0, and what every record has at least
 
 // What every record of a store shares.
 struct RecordFormat {
@@ -87,7 +92,7 @@ std::optional<ShardHeader> parse_shard_header(std::span<const std::byte> file, c
                                               std::string& why);
 
 struct RecordHeader {
-  uint64_t header_bytes = kRecordHeaderBytes, record_bytes = 0, id = 0;
+  uint64_t header_bytes = kRecordHeaderBytes, record_bytes = 0, id = 0, conversation = 0;
   uint32_t n_tokens = 0, n_mask = 0;
   FinishReason finish = FinishReason::given;
   uint32_t rows_per_block = 0, n_blocks = 0, rows_crc = 0, table_crc = 0;
@@ -97,6 +102,7 @@ struct RecordHeader {
   uint64_t table_bytes() const { return (uint64_t{n_blocks} * kBlockEntryBytes + 7) / 8 * 8; }
   uint64_t blocks_offset() const { return table_offset() + table_bytes(); }
 };
+// Writes kRecordHeaderBytes: new records are of today's version, whatever the shard around them.
 void pack_record_header(const RecordHeader& header, const RecordFormat& format, std::byte* out);
 // `bytes` starts at the record and may go on behind it. Nothing when no whole record of this store starts here.
 std::optional<RecordHeader> parse_record_header(std::span<const std::byte> bytes, const RecordFormat& format,

@@ -44,7 +44,7 @@ StoreReader::StoreReader(const fs::path& folder) : folder_(folder) {
     scan_records(
         bytes, name, header ? header->header_bytes : 0, vouched, format_,
         [&](uint64_t offset, const RecordHeader& h) {
-          infos_.push_back({h.id, h.n_tokens, h.n_mask, h.finish, h.record_bytes});
+          infos_.push_back({h.id, h.n_tokens, h.n_mask, h.finish, h.record_bytes, h.conversation});
           places_.push_back({static_cast<uint32_t>(shards_.size() - 1), offset, h});
         },
         problems_);

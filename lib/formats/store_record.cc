@@ -32,6 +32,7 @@ void encode_record(const RecordFormat& format, const SampleView& s, std::vector<
 
   RecordHeader h;
   h.id = s.id;
+  h.conversation = s.conversation;
   h.n_tokens = static_cast<uint32_t>(T);
   h.finish = s.finish;
   const int64_t R = std::clamp<int64_t>(kBlockElements / E, 1, T);

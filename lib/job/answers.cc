@@ -146,6 +146,8 @@ std::vector<AnsweredRow> write_answers(target::TargetModel& model, const target:
     row.row.ids.insert(row.row.ids.end(), ids.begin(), ids.end());
     row.row.mask.resize(row.row.ids.size(), 1);
     row.row.id = formats::row_id(row.row.ids, row.row.mask);
+    // Of the question alone: another answer to it is the same conversation.
+    row.row.conversation = formats::conversation_id(normalised_question(q.text));
     row.finish = ended ? FinishReason::stop : FinishReason::length;
     rows.push_back(std::move(row));
   }

@@ -111,7 +111,7 @@ StateCounts write_states(target::TargetModel& model, const std::vector<AnsweredR
     const auto width = static_cast<int64_t>(states.size() / r.row.ids.size());
     if (const auto bad = first_non_finite(states.data(), static_cast<int64_t>(r.row.ids.size()), width, width))
       fail("{}: the target's state of token {} is {} (column {}); the weights or the file are damaged", r.row.where, bad->row, bad->value, bad->column);
-    writer.append(encode_record(writer.format(), {.id = id, .token_ids = r.row.ids, .loss_mask = r.row.mask, .finish = r.finish, .states = states.data(), .row_stride = width}));
+    writer.append(encode_record(writer.format(), {.id = id, .token_ids = r.row.ids, .loss_mask = r.row.mask, .finish = r.finish, .states = states.data(), .row_stride = width, .conversation = r.row.conversation}));
     ++counts.stored;
     progress.update(tokens);
     if (now_s() - last_checkpoint > 20) {

@@ -44,6 +44,7 @@ struct Taker {
       }
       states.resize(static_cast<size_t>(info.n_tokens * source.row_width()));
       source.read_states(i, states.data(), source.row_width());
+      // Foreign ids are numbers that another input may use too, so its conversation is the new id as well.
       encode_record(format, {id, tokens.token_ids, tokens.loss_mask, info.finish, states.data(), source.row_width()},
                     encoded);
       record = encoded;

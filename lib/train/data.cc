@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <numeric>
+#include <unordered_map>
 
 #include "core/rng.h"
 #include "train/anchors.h"
@@ -9,6 +10,32 @@
 namespace dspark::train {
 
 using formats::SampleSource;
+
+namespace {
+
+// One name for all conversations that share a document, the smallest of theirs. Two stores may disagree: an older one knows
+// no conversations, and a conversation may begin as another does, answer and all.
+class Conversations {
+ public:
+  // `all` is sorted by id.
+  explicit Conversations(const std::vector<DocumentRef>& all) {
+    for (size_t i = 1; i < all.size(); ++i)
+      if (all[i].id == all[i - 1].id) join(all[i].conversation, all[i - 1].conversation);
+  }
+  uint64_t of(uint64_t c) const {
+    for (auto it = smaller_.find(c); it != smaller_.end(); it = smaller_.find(c)) c = it->second;
+    return c;
+  }
+
+ private:
+  void join(uint64_t a, uint64_t b) {
+    a = of(a), b = of(b);
+    if (a != b) smaller_[std::max(a, b)] = std::min(a, b);
+  }
+  std::unordered_map<uint64_t, uint64_t> smaller_;
+};
+
+}  // namespace
 
 Dataset::Dataset(std::vector<std::unique_ptr<SampleSource>> sources, double val_fraction, uint64_t seed)
     : sources_(std::move(sources)), seed_(seed) {
@@ -24,19 +51,24 @@ Dataset::Dataset(std::vector<std::unique_ptr<SampleSource>> sources, double val_
         ++unused_;
         continue;
       }
-      all.push_back({source.get(), i, info.id, info.n_tokens});
+      all.push_back({source.get(), i, info.id, info.conversation, info.n_tokens});
       longest_ = std::max(longest_, info.n_tokens);
     }
   }
-  // The same document in two stores, or written by two runs, is on one side of the split: its id decides. Order by id, so
-  // that nothing depends on the order in which samples were stored.
+  DS_REQUIRE(!all.empty(), "{}: none of the {} samples has two neighbouring tokens to learn from; was the loss mask made?",
+             sources_.front()->path().string(), unused_);
+  // Order by id, so that nothing depends on the order in which samples were stored.
   std::stable_sort(all.begin(), all.end(), [](const DocumentRef& a, const DocumentRef& b) { return a.id < b.id; });
+  const Conversations conversations(all);
   all.erase(std::unique(all.begin(), all.end(), [](const DocumentRef& a, const DocumentRef& b) { return a.id == b.id; }), all.end());
   const Rng split(seed, RngStream::split);
-  for (const auto& d : all) (split.uniform(d.id) < val_fraction ? validation_ : training_).push_back(d);
+  for (auto& d : all) {
+    d.conversation = conversations.of(d.conversation);
+    (split.uniform(d.conversation) < val_fraction ? validation_ : training_).push_back(d);
+  }
   for (const auto& d : training_) tokens_ += d.n_tokens;
-  DS_REQUIRE(!training_.empty(), "{}: none of the {} samples has two neighbouring tokens to learn from; was the loss mask made?",
-             sources_.front()->path().string(), unused_ + static_cast<int64_t>(all.size()));
+  DS_REQUIRE(!training_.empty(), "{}: a validation fraction of {} took all {} samples, which go by whole conversations; ask for less, or try another seed",
+             sources_.front()->path().string(), val_fraction, all.size());
 }
 
 Dataset::Draw Dataset::draw(int64_t position) const {

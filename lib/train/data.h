@@ -1,8 +1,9 @@
 // Data: which documents a step trains on, and those documents as packed rows on the host.
 //
-// A Dataset is one or more stores, split into training and validation documents by id. The order is a function of the seed
-// alone: step s takes documents [s*N, (s+1)*N) of the endless stream of shuffled epochs, so that resuming needs no state. A
-// StepBatch is a step's documents packed whole into rows of about `row_tokens`; rows are the micro-steps.
+// A Dataset is one or more stores, split into training and validation documents by conversation: the rows of one are never on
+// both sides, since a later one repeats the text of those before it. The order is a function of the seed alone: step s takes
+// documents [s*N, (s+1)*N) of the endless stream of shuffled epochs, so that resuming needs no state. A StepBatch is a step's
+// documents packed whole into rows of about `row_tokens`; rows are the micro-steps.
 #pragma once
 
 #include <memory>
@@ -19,7 +20,7 @@ namespace dspark::train {
 struct DocumentRef {
   const formats::SampleSource* source = nullptr;
   int64_t index = 0;
-  uint64_t id = 0;
+  uint64_t id = 0, conversation = 0;
   int64_t n_tokens = 0;
 };
 
