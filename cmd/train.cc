@@ -27,21 +27,29 @@ void add_train(CLI::App& app) {
   sub->add_option("--mask-token", o->mask_token, "token id of a block's empty slots (-1: the tokenizer's)")->capture_default_str()->group(shape);
   sub->add_option("--warm-start", o->warm_start, "target (copies of its last layers) or none (random)")->capture_default_str()->group(shape);
   const char* objective = "Objective";
-  sub->add_option("--recipe", o->recipe, "bundle of defaults: deepspec")->capture_default_str()->group(objective);
+  sub->add_option("--recipe", o->recipe, "bundle of defaults: deepspec or speculators; every part can be given alone")->capture_default_str()->group(objective);
   sub->add_option("--loss", o->loss, "terms and weights: ce=0.1,tv=1.8,conf=1 (also kl, rkl, jsd, nla, lk_hybrid)")->type_name("TERMS")->group(objective);
   sub->add_option("--decay", o->decay, "gamma of the slot weights exp(-k/gamma); 0: none")->capture_default_str()->group(objective);
-  sub->add_option("--denominator", o->denominator, "pooled (whole batch) or micro (a micro-step)")->capture_default_str()->group(objective);
+  sub->add_option("--dpace", o->dpace, "alpha of D-PACE weights instead of the decay (0: off; terms: ce alone, and conf)")->capture_default_str()->check(CLI::Range(0.0, 1.0))->group(objective);
+  sub->add_option("--slots", o->slots, "supervised slots: label-prefix (in the document, up to the first masked label) or row-mask (as speculators)")->capture_default_str()->group(objective);
+  sub->add_option("--label", o->label, "ce's label: data (the token) or target (its arg-max)")->capture_default_str()->group(objective);
+  sub->add_flag("--detach-confidence", o->detach_confidence, "the confidence loss trains its own weights only")->group(objective);
+  sub->add_option("--tap-noise", o->tap_noise, "uniform noise of +-X on the taps")->capture_default_str()->check(CLI::NonNegativeNumber)->group(objective);
+  sub->add_option("--denominator", o->denominator, "pooled (whole batch), micro (a micro-step's weights) or count (its slots)")->capture_default_str()->group(objective);
   const char* run = "Run";
   sub->add_option("--steps", o->steps, "optimizer steps")->capture_default_str()->group(run);
   sub->add_option("--epochs", o->epochs, "instead of --steps")->capture_default_str()->group(run);
   sub->add_option("--batch-docs", o->batch_docs, "documents a step (0: chosen by the store's size, at most 512)")->capture_default_str()->group(run);
   sub->add_option("--row-tokens", o->row_tokens, "documents are packed into rows of about this length")->capture_default_str()->check(CLI::PositiveNumber)->group(run);
-  sub->add_option("--anchors", o->anchors, "blocks drawn a document")->capture_default_str()->check(CLI::PositiveNumber)->group(run);
+  sub->add_option("--anchors", o->anchors, "blocks drawn a document (or a row)")->capture_default_str()->check(CLI::PositiveNumber)->group(run);
+  sub->add_option("--anchors-per", o->anchors_per, "document, or row (as speculators)")->capture_default_str()->group(run);
   sub->add_option("--chunk-slots", o->chunk_slots, "slots whose logits are held at once")->capture_default_str()->check(CLI::PositiveNumber)->group(run);
   sub->add_option("--optimizer", o->optimizer, "adamw, or muon (matrices by Muon, the rest by AdamW)")->capture_default_str()->group(run);
   sub->add_option("--muon-lr", o->muon_lr, "peak learning rate of Muon's matrices (0: --lr)")->capture_default_str()->group(run);
   sub->add_option("--muon-weight-decay", o->muon_weight_decay, "decoupled, of Muon's matrices")->capture_default_str()->check(CLI::NonNegativeNumber)->group(run);
-  sub->add_option("--lr", o->lr, "peak learning rate, cosine")->capture_default_str()->group(run);
+  sub->add_option("--lr", o->lr, "peak learning rate")->capture_default_str()->group(run);
+  sub->add_option("--schedule", o->schedule, "cosine, linear, half-cosine or constant, after the warm-up")->capture_default_str()->group(run);
+  sub->add_option("--weights", o->weights, "new weights as deepspec or speculators draws them")->capture_default_str()->group(run);
   sub->add_option("--warmup", o->warmup, "fraction of the steps")->capture_default_str()->check(CLI::Range(0.0, 1.0))->group(run);
   sub->add_option("--weight-decay", o->weight_decay, "decoupled")->capture_default_str()->check(CLI::NonNegativeNumber)->group(run);
   sub->add_option("--clip", o->clip, "maximal gradient norm (0: none)")->capture_default_str()->check(CLI::NonNegativeNumber)->group(run);
@@ -50,10 +58,16 @@ void add_train(CLI::App& app) {
   sub->add_option("--save-every", o->save_every, "steps between checkpoints (0: at the end and on a stop)")->capture_default_str()->check(CLI::NonNegativeNumber)->group(run);
   sub->add_option("--keep", o->keep, "checkpoints kept")->capture_default_str()->check(CLI::PositiveNumber)->group(run);
   sub->add_option("--time-limit", o->time_limit_s, "seconds; then checkpoint and exit 75")->capture_default_str()->check(CLI::NonNegativeNumber)->group(run);
+  sub->add_option("--on-nonfinite", o->on_nonfinite, "a gradient that is not finite: skip its step, or stop")->capture_default_str()->group(run);
   sub->add_flag("--resume", o->resume, "said for clarity: the same run always resumes")->group(run);
   sub->add_flag("--plan", o->plan, "print memory and work of a step, train nothing")->group(run);
+  sub->add_flag("--print-config", o->print_config, "print every value and where it came from, train nothing")->group(run);
   add_common(*sub, o->common);
-  sub->callback([o] { job::run_train(*o); });
+  sub->callback([o, sub] {
+    for (const CLI::Option* option : sub->get_options())
+      if (option->count() > 0 && !option->get_lnames().empty()) o->given.push_back(option->get_lnames().front());
+    job::run_train(*o);
+  });
 }
 
 }  // namespace dspark::cmd

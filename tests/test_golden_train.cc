@@ -9,6 +9,7 @@
 #include "core/error.h"
 #include "golden_train.h"
 #include "train/anchors.h"
+#include "train/init.h"
 #include "train/optimizer.h"
 #include "train/schedule.h"
 
@@ -270,6 +271,12 @@ TEST_CASE("anchor candidates and slots follow DeepSpec's rule", "[golden][train]
       for (int64_t p = 0; p < t - 1; ++p)
         if (want[static_cast<size_t>(row * (t - 1) + p)] != 0) expected.push_back(static_cast<int32_t>(p));
       CHECK(candidates == expected);
+      // speculators: of the packed row, whatever documents are in it.
+      const auto spk = formats::read_i64(file.get("spk.candidates"));
+      std::vector<int32_t> spk_expected;
+      for (int64_t p = 0; p < t; ++p)
+        if (spk[static_cast<size_t>(row * t + p)] != 0) spk_expected.push_back(static_cast<int32_t>(p));
+      CHECK(train::row_anchor_candidates(m, b) == spk_expected);
       // Our own draw: the right number, distinct, ascending, candidates all; repeatable; another document draws others.
       const auto mine = train::draw_anchors(candidates, limit, 1, 0, 7);
       CHECK(static_cast<int64_t>(mine.size()) == std::min<int64_t>(limit, static_cast<int64_t>(candidates.size())));
@@ -285,6 +292,46 @@ TEST_CASE("anchor candidates and slots follow DeepSpec's rule", "[golden][train]
       }
     }
   }
+}
+
+// Means and standard deviations of freshly built drafters, within five standard errors of the two samples' difference.
+TEST_CASE("new weights are drawn as the public trainers draw them", "[golden][train]") {
+  int n = 0;
+  for (const Case& c : cases("initial_weights")) {
+    const Json d = description(c);
+    for (const auto& [model_name, statistics] : d.at("statistics").items()) {
+      const bool speculators = model_name.starts_with("speculators");
+      DrafterConfig config;
+      config.hidden = config.target_hidden = 256, config.ffn = 512;
+      config.heads = 8, config.kv_heads = 2, config.head_dim = 32;
+      config.vocab = config.draft_vocab = 1000;
+      config.layers = {LayerType::full};
+      config.taps = {{1}, {2}, {3}};
+      config.rank = 64, config.mask_token = 3, config.max_position = 512;
+      config.markov = model_name.ends_with("rnn") ? Markov::rnn : model_name.ends_with("gated") ? Markov::gated : Markov::vanilla;
+      const auto backend = make_backend({.precision = Precision::fp32});
+      Drafter drafter(backend->context(), config, DrafterOptions{});
+      train::init_random(drafter, [&](const std::string&) { return std::vector<float>(1000 * 256, 0.0f); }, 7,
+                         speculators ? train::NewWeights::speculators : train::NewWeights::deepspec);
+      for (const auto& [name, wanted] : statistics.items()) {
+        const Parameter* p = drafter.find(name);
+        if (p == nullptr || !wanted.is_array() || !p->trainable) continue;
+        INFO(model_name << " " << name);
+        REQUIRE(wanted.at(4).back().get<int64_t>() == p->value.cols);
+        std::vector<double> v(static_cast<size_t>(p->value.size()));
+        backend->context().download_now({v.data(), DType::f64, p->value.rows, p->value.cols, p->value.cols}, p->value);
+        const auto size = static_cast<double>(v.size());
+        double mean = 0, square = 0;
+        for (const double x : v) mean += x / size;
+        for (const double x : v) square += (x - mean) * (x - mean) / size;
+        const double deviation = wanted.at(1), error = 5 * std::max(deviation, std::sqrt(square)) * std::sqrt(2 / size);
+        CHECK(std::abs(mean - wanted.at(0).get<double>()) <= error + 1e-4 + (size == 1 ? 0.2 : 0));
+        CHECK(std::abs(std::sqrt(square) - deviation) <= error + 1e-4);
+        ++n;
+      }
+    }
+  }
+  CHECK(n >= 40);
 }
 
 TEST_CASE("a block stops at the end of the turn and of the document", "[train]") {

@@ -49,7 +49,8 @@ struct Operand {
   }
 };
 
-// GFLOP/s of the kernel's multiply-add on registers, all threads.
+}  // namespace
+
 double peak_gflops(ThreadPool& pool, const model::cpu::GemmTable& table, DType type) {
   const auto peak = type == DType::bf16 ? table.peak_bf16 : table.peak_f32;
   std::vector<double> flops(static_cast<size_t>(pool.size()));
@@ -69,6 +70,8 @@ double peak_gflops(ThreadPool& pool, const model::cpu::GemmTable& table, DType t
     rounds *= 4;
   }
 }
+
+namespace {
 
 // GB/s of reading `bytes` of memory larger than the caches, all threads.
 double read_gbps(ThreadPool& pool, const Operand& memory, int64_t bytes) {

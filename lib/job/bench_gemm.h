@@ -11,7 +11,9 @@
 #include <vector>
 
 #include "core/dtype.h"
+#include "core/threads.h"
 #include "job/bench_result.h"
+#include "model/ops_cpu/gemm.h"
 
 namespace dspark::job {
 
@@ -28,6 +30,9 @@ struct BenchGemmOptions {
   int min_repeats = 5;
   std::vector<GemmShape> shapes;  // empty: default_gemm_shapes()
 };
+
+// GFLOP/s of the kernel's multiply-add on registers, all threads: the limit of matrix products.
+double peak_gflops(ThreadPool& pool, const model::cpu::GemmTable& table, DType type);
 
 std::vector<GemmShape> default_gemm_shapes();
 std::vector<BenchResult> bench_gemm(const BenchGemmOptions& options);

@@ -1,5 +1,7 @@
 #include "job/train.h"
 
+#include "job/recipe.h"
+
 #include <algorithm>
 #include <cmath>
 #include <nlohmann/json.hpp>
@@ -24,7 +26,6 @@ void check_options(const TrainOptions& o) {
   if (o.stores.empty()) fail_usage("train needs --store STORE (made by 'dspark extract')");
   if (o.target.empty()) fail_usage("train needs --target TARGET");
   if (o.out.empty()) fail_usage("train needs --out DIR");
-  if (o.recipe != "deepspec") fail_usage("--recipe {}: this version trains the deepspec recipe", o.recipe);
   if (o.algorithm != "dspark" && o.algorithm != "dflash") fail_usage("--algorithm {}: dspark or dflash", o.algorithm);
   if (o.markov != "vanilla" && o.markov != "gated" && o.markov != "rnn" && o.markov != "none") fail_usage("--markov {}: vanilla, gated, rnn or none", o.markov);
   if (o.optimizer != "adamw" && o.optimizer != "muon") fail_usage("--optimizer {}: adamw or muon", o.optimizer);
@@ -32,7 +33,13 @@ void check_options(const TrainOptions& o) {
   if (o.warm_start != "target" && o.warm_start != "none") fail_usage("--warm-start {}: target or none", o.warm_start);
   if (o.layer_types != "full" && o.layer_types != "sliding") fail_usage("--layer-types {}: full or sliding", o.layer_types);
   if (o.window_rule != "served" && o.window_rule != "anchor") fail_usage("--window-rule {}: served or anchor", o.window_rule);
-  if (o.denominator != "pooled" && o.denominator != "micro") fail_usage("--denominator {}: this version has pooled and micro", o.denominator);
+  if (o.denominator != "pooled" && o.denominator != "micro" && o.denominator != "count") fail_usage("--denominator {}: pooled, micro or count", o.denominator);
+  if (o.slots != "label-prefix" && o.slots != "row-mask") fail_usage("--slots {}: label-prefix or row-mask", o.slots);
+  if (o.label != "data" && o.label != "target") fail_usage("--label {}: data or target", o.label);
+  if (o.anchors_per != "document" && o.anchors_per != "row") fail_usage("--anchors-per {}: document or row", o.anchors_per);
+  if (o.schedule != "cosine" && o.schedule != "linear" && o.schedule != "half-cosine" && o.schedule != "constant") fail_usage("--schedule {}: cosine, linear, half-cosine or constant", o.schedule);
+  if (o.on_nonfinite != "skip" && o.on_nonfinite != "stop") fail_usage("--on-nonfinite {}: skip or stop", o.on_nonfinite);
+  if (o.weights != "deepspec" && o.weights != "speculators") fail_usage("--weights {}: deepspec or speculators", o.weights);
   if (o.layers < 1) fail_usage("--layers {}: a drafter has at least one layer", o.layers);
   if (o.block < 1 || (o.layout == "bonus" && o.block < 2)) fail_usage("--block {}: at least 1 (2 with --layout bonus)", o.block);
   if (o.markov != "none" && o.algorithm == "dspark" && o.rank < 1) fail_usage("--rank {}: at least 1, or --markov none", o.rank);
@@ -45,9 +52,8 @@ void check_options(const TrainOptions& o) {
 }
 
 train::Objective make_objective(const TrainOptions& o, bool confidence) {
-  train::Objective objective = o.algorithm == "dflash" ? train::dflash_objective() : train::deepspec_objective(confidence);
-  if (!o.loss.empty()) {
-    objective.coef.fill(0);
+  train::Objective objective;
+  {
     const char* names[] = {"ce", "tv", "kl", "rkl", "jsd", "nla", "lk_hybrid", "conf"};
     std::istringstream in(o.loss);
     for (std::string part; std::getline(in, part, ',');) {
@@ -62,7 +68,16 @@ train::Objective make_objective(const TrainOptions& o, bool confidence) {
     if (!confidence) objective.coef[kConf] = 0;
   }
   objective.gamma = o.decay;
-  objective.denominator = o.denominator == "micro" ? train::Denominator::micro : train::Denominator::pooled;
+  objective.denominator = o.denominator == "micro" ? train::Denominator::micro : o.denominator == "count" ? train::Denominator::count : train::Denominator::pooled;
+  objective.slots = o.slots == "row-mask" ? SlotRule::row_mask : SlotRule::label_prefix;
+  objective.label_from_target = o.label == "target";
+  objective.dpace_alpha = o.dpace;
+  objective.detach_confidence = o.detach_confidence;
+  if (o.dpace > 0) {
+    for (int t = 0; t < kConf; ++t)
+      if (t != kCe && objective.coef[static_cast<size_t>(t)] != 0) fail_usage("--dpace weights come from cross-entropy: use it with --loss ce=..., and conf at most (is '{}')", o.loss);
+    if (o.denominator != "count") fail_usage("--dpace {}: its weights are known after the forward only; use it with --denominator count", o.dpace);
+  }
   return objective;
 }
 
@@ -89,7 +104,7 @@ void check_store(const formats::StoreIdentity& id, const target::TargetFiles& fi
 
 OrderedJson record_json(const train::StepRecord& r, const train::Objective& objective) {
   const auto& m = r.metrics;
-  OrderedJson j{{"phase", r.phase}, {"step", r.step}, {"loss", r.loss}, {"ce", m.term(kCe)}, {"tv", m.term(kTv)}, {"kl", m.term(kKl)}, {"conf", m.term(kConf)}};
+  OrderedJson j{{"phase", r.phase}, {"step", r.step}, {"loss", r.loss}, {"ce", m.term(objective, kCe)}, {"tv", m.term(objective, kTv)}, {"kl", m.term(objective, kKl)}, {"conf", m.term(objective, kConf)}};
   auto rates = OrderedJson::array(), top1 = OrderedJson::array();
   for (size_t k = 0; k < m.accept_sum.size(); ++k) {
     rates.push_back(m.slot_count[k] > 0 ? m.accept_sum[k] / m.slot_count[k] : 0.0);
@@ -114,6 +129,17 @@ std::string record_line(const train::StepRecord& r) {
                      r.applied ? "" : "SKIPPED");
 }
 
+// Whether a tensor holds these values as its dtype rounds them.
+bool same_values(Context& ctx, const Tensor& t, const std::vector<float>& values) {
+  if (t.size() != static_cast<int64_t>(values.size())) return false;
+  std::vector<float> there(values.size());
+  ctx.download_now({there.data(), DType::f32, t.rows, t.cols, t.cols}, t);
+  const bool half = t.dtype == DType::bf16;
+  for (size_t i = 0; i < values.size(); ++i)
+    if (there[i] != (half ? to_float(to_bf16(values[i])) : values[i])) return false;
+  return true;
+}
+
 // What must be equal to go on with a run.
 OrderedJson run_identity(const TrainOptions& o, const DrafterConfig& c, const std::vector<int32_t>& kept, const train::Dataset& data, int64_t steps, int64_t batch_docs) {
   WriteOptions w;
@@ -124,7 +150,8 @@ OrderedJson run_identity(const TrainOptions& o, const DrafterConfig& c, const st
   return OrderedJson{{"drafter", sha256_hex(drafter_config_json(c, w))}, {"draft_vocabulary", sha256_hex(kept_text)}, {"documents", sha256_hex(ids)},
                      {"algorithm", o.algorithm}, {"loss", o.loss}, {"layers", o.layers}, {"block", o.block}, {"rank", c.rank}, {"steps", steps}, {"batch_docs", batch_docs},
                      {"row_tokens", o.row_tokens}, {"anchors", o.anchors}, {"optimizer", o.optimizer}, {"lr", o.lr}, {"muon_lr", o.muon_lr}, {"weight_decay", o.weight_decay}, {"muon_weight_decay", o.muon_weight_decay}, {"clip", o.clip}, {"decay", o.decay},
-                     {"warmup", o.warmup}, {"denominator", o.denominator}, {"precision", o.common.precision}, {"seed", o.common.seed}, {"warm_start", o.warm_start}};
+                     {"warmup", o.warmup}, {"denominator", o.denominator}, {"slots", o.slots}, {"label", o.label}, {"dpace", o.dpace}, {"detach_confidence", o.detach_confidence}, {"tap_noise", o.tap_noise},
+                     {"anchors_per", o.anchors_per}, {"schedule", o.schedule}, {"weights", o.weights}, {"precision", o.common.precision}, {"seed", o.common.seed}, {"warm_start", o.warm_start}};
 }
 
 void check_same_run(const Json& saved, const OrderedJson& now, const fs::path& out) {
@@ -139,7 +166,13 @@ void check_same_run(const Json& saved, const OrderedJson& now, const fs::path& o
 
 }  // namespace
 
-void run_train(const TrainOptions& o) {
+void run_train(const TrainOptions& given) {
+  TrainOptions o = given;
+  const std::vector<Setting> settings = apply_recipe(o);
+  if (o.print_config) {
+    for (const Setting& s : settings) fmt::print("{:<20} {:<24} {}\n", s.name, s.value.empty() ? "-" : s.value, s.source);
+    return;
+  }
   check_options(o);
   make_objective(o, true);  // wrong --loss terms are said before anything is read
   const double start = now_s();
@@ -204,13 +237,15 @@ void run_train(const TrainOptions& o) {
     DS_REQUIRE(init.kept == kept || (o.draft_vocab == 0 && init.kept.empty()), "--init {}: its draft vocabulary is another one; it is part of the drafter and cannot change", o.init.string());
     load_drafter(drafter, init, from_target);
   } else {
-    train::init_random(drafter, from_target, o.common.seed);
+    train::init_random(drafter, from_target, o.common.seed, o.weights == "speculators" ? train::NewWeights::speculators : train::NewWeights::deepspec);
     if (o.warm_start == "target") train::warm_start(drafter, files);
   }
   train::TargetHead target;
-  target.head.value = ctx.allocate(ctx.act_dtype(), config.draft_vocab, config.target_hidden);
   const auto head = from_target("lm_head.weight");
-  ctx.upload_now(target.head.value, {head.data(), DType::f32, config.draft_vocab, config.target_hidden, config.target_hidden});
+  const Tensor own_head = drafter.find("lm_head.weight")->value;
+  const bool shared = same_values(ctx, own_head, head);  // the drafter's frozen copy is the target's head
+  target.head.value = shared ? own_head : ctx.allocate(ctx.act_dtype(), config.draft_vocab, config.target_hidden);
+  if (!shared) ctx.upload_now(target.head.value, {head.data(), DType::f32, config.draft_vocab, config.target_hidden, config.target_hidden});
   refresh(ctx, {&target.head});
   const auto norm = files.tensor("model.norm.weight");
   target.norm = ctx.allocate(ctx.acc_dtype(), 1, config.target_hidden);
@@ -230,10 +265,13 @@ void run_train(const TrainOptions& o) {
   optimizer.muon_lr_factor = o.muon_lr > 0 ? o.muon_lr / o.lr : 1.0;
   train::TrainerOptions t;
   t.out = o.out, t.steps = steps, t.batch_docs = batch_docs;
-  t.pack = {o.row_tokens, o.anchors, o.chunk_slots, o.decay, o.common.seed};
-  t.schedule = {train::Schedule::Kind::cosine, o.lr, steps, train::deepspec_warmup(o.warmup, steps), 0.5};
+  t.pack = {o.row_tokens, o.anchors, o.chunk_slots, o.decay, o.common.seed, objective.slots, o.anchors_per == "row", o.tap_noise};
+  using Kind = train::Schedule::Kind;
+  const Kind kind = o.schedule == "cosine" ? Kind::cosine : o.schedule == "linear" ? Kind::linear : o.schedule == "half-cosine" ? Kind::half_cosine : Kind::constant;
+  t.schedule = {kind, o.lr, steps, train::deepspec_warmup(o.warmup, steps), 0.5};
   t.save_every = o.save_every, t.keep = o.keep, t.validate_every = o.validate_every, t.time_limit_s = o.time_limit_s;
   t.max_validation_docs = o.max_validation_docs;
+  t.stop_on_nonfinite = o.on_nonfinite == "stop";
   t.config = OrderedJson{{"run", run}, {"backend", backend->describe()}}.dump();
   t.write_drafter = [&](const fs::path& folder) {
     WriteOptions w;
@@ -262,7 +300,7 @@ void run_train(const TrainOptions& o) {
            format_bytes(static_cast<double>(trainer.arena_bytes())));
   if (checkpoint) log_info("resuming {} at step {}", o.out.string(), first);
   const auto result = trainer.run();
-  ctx.free(target.head.value);
+  if (!shared) ctx.free(target.head.value);
   ctx.free(target.norm);
   json.write(OrderedJson{{"phase", result.stopped ? "stopped" : "done"}, {"steps", result.steps}, {"skipped", result.skipped}, {"seconds", now_s() - start},
                          {"train_seconds", result.seconds}, {"validation_tau", result.has_validation ? result.validation.tau() : 0.0},

@@ -11,6 +11,13 @@ std::vector<int32_t> anchor_candidates(std::span<const uint8_t> mask) {
   return out;
 }
 
+std::vector<int32_t> row_anchor_candidates(std::span<const uint8_t> mask, int64_t block) {
+  std::vector<int32_t> out;
+  for (int64_t p = 0; p + block < static_cast<int64_t>(mask.size()); ++p)
+    if (mask[static_cast<size_t>(p)] != 0) out.push_back(static_cast<int32_t>(p));
+  return out;
+}
+
 std::vector<int32_t> draw_anchors(const std::vector<int32_t>& candidates, int64_t limit, uint64_t seed, int64_t epoch,
                                   uint64_t document_id) {
   const auto n = static_cast<int64_t>(candidates.size());

@@ -125,8 +125,11 @@ void append_document(HostRow& row, const Dataset::Draw& draw, const PackTarget& 
   row.tokens.insert(row.tokens.end(), sample.token_ids.begin(), sample.token_ids.end());
   row.mask.insert(row.mask.end(), sample.loss_mask.begin(), sample.loss_mask.end());
   row.documents.push_back({begin, begin + n});
-  for (int32_t p : draw_anchors(anchor_candidates(sample.loss_mask), o.anchors, o.seed, draw.epoch, d.id))
-    row.anchors.push_back(static_cast<int32_t>(begin) + p);
+  if (!o.anchors_per_row)
+    for (int32_t p : draw_anchors(anchor_candidates(sample.loss_mask), o.anchors, o.seed, draw.epoch, d.id))
+      row.anchors.push_back(static_cast<int32_t>(begin) + p);
+  row.first_id = row.documents.size() == 1 ? d.id : row.first_id;
+  row.epoch = draw.epoch;
   const int64_t width = static_cast<int64_t>(target.parts.size()) * config.target_hidden;
   row.states.resize(static_cast<size_t>((begin + n) * width));
   bf16* states = row.states.data() + begin * width;
@@ -134,11 +137,20 @@ void append_document(HostRow& row, const Dataset::Draw& draw, const PackTarget& 
   if (const auto bad = formats::first_non_finite(states, n, width, width))
     fail("{}: sample {:016x} holds {} at token {}, column {}; run 'dspark extract --verify' on the store and extract that sample again",
          d.source->path().string(), d.id, bad->value, bad->row, bad->column);
+  if (o.tap_noise == 0) return;
+  const Rng rng(o.seed, RngStream::noise, d.id ^ (static_cast<uint64_t>(draw.epoch) * 0x9E3779B97F4A7C15u));
+  const int64_t taps = width - config.target_hidden;
+  for (int64_t r = 0; r < n; ++r)
+    for (int64_t c = 0; c < taps; ++c)
+      states[r * width + c] = to_bf16(to_float(states[r * width + c]) +
+                                      static_cast<float>(o.tap_noise * (2 * rng.uniform(static_cast<uint64_t>(r * taps + c)) - 1)));
 }
 
 void finish_row(HostRow& row, const PackTarget& target, const PackOptions& o) {
   const auto& config = *target.config;
+  if (o.anchors_per_row) row.anchors = draw_anchors(row_anchor_candidates(row.mask, config.block), o.anchors, o.seed, row.epoch, row.first_id);
   model::PlanInput in;
+  in.slots = o.slots;
   in.tokens = row.tokens, in.mask = row.mask, in.documents = row.documents, in.anchors = row.anchors;
   in.draft_id = target.draft_id;
   in.block = config.block, in.mask_token = config.mask_token, in.sample_from_anchor = config.sample_from_anchor;

@@ -57,6 +57,8 @@ std::vector<int64_t> count_labels(const Dataset& data, int64_t vocab);
 std::vector<int32_t> choose_draft_vocab(const std::vector<int64_t>& counts, int64_t n, const std::vector<int32_t>& always);
 
 struct HostRow {
+  uint64_t first_id = 0;  // of its first document
+  int64_t epoch = 0;
   std::vector<int32_t> tokens, anchors;
   std::vector<uint8_t> mask;
   std::vector<model::PackedDocument> documents;
@@ -75,6 +77,9 @@ struct PackOptions {
   int64_t chunk_slots = 512;
   double gamma = 4;
   uint64_t seed = 0;
+  model::SlotRule slots = model::SlotRule::label_prefix;
+  bool anchors_per_row = false;  // `anchors` a packed row, by speculators' rule
+  double tap_noise = 0;          // uniform in +-tap_noise on every tap, by (seed, epoch, document)
 };
 
 // What a row looks like to the drafter: block, mask token, kept vocabulary.

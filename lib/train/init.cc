@@ -81,9 +81,40 @@ std::vector<float> norm_like(const std::vector<float>& w, const std::vector<floa
   return out;
 }
 
+// markov_w1 as a random projection of the target's embeddings, so that what is learnt after one token holds for tokens like it:
+// with little data most tokens are seen too rarely to learn a row of their own.
+void project_embeddings(Drafter& drafter) {
+  constexpr double kRms = 0.1;  // of a row of markov_w1
+  Parameter& p = *drafter.find("markov_head.markov_w1.weight");
+  Context& ctx = drafter.context();
+  const int64_t e = drafter.embed.cols, rank = p.value.cols;
+  const Tensor square = ctx.allocate(ctx.acc_dtype(), 1, 1), embed = ctx.allocate(ctx.acc_dtype(), drafter.embed.rows, e);
+  copy(ctx, {embed, drafter.embed});
+  sum_squares(ctx, {square, embed});
+  double sum = 0;
+  ctx.download_now({&sum, DType::f64, 1, 1, 1}, square);
+  ctx.free(square);
+  ctx.free(embed);
+  if (sum == 0) return;
+  const double deviation = kRms / (std::sqrt(sum / static_cast<double>(drafter.embed.rows * e)) * std::sqrt(static_cast<double>(e)));
+  const Rng rng(0, RngStream::init, 0x4d61726b6f76);
+  std::vector<float> v(static_cast<size_t>(rank * e));
+  for (size_t i = 0; i < v.size(); ++i) v[i] = static_cast<float>(deviation * rng.normal(i));
+  Weight projection;
+  projection.value = ctx.allocate(ctx.act_dtype(), rank, e);
+  ctx.upload_now(projection.value, {v.data(), DType::f32, rank, e, e});
+  refresh(ctx, {&projection});
+  const Tensor rows = ctx.allocate(ctx.acc_dtype(), p.value.rows, rank);
+  linear(ctx, {rows, drafter.embed, &projection});
+  copy(ctx, {p.value, rows});
+  if (p.cast_on_update()) copy(ctx, {p.master, rows});
+  ctx.free(rows);
+  ctx.free(projection.value);
+}
+
 }  // namespace
 
-void init_random(Drafter& drafter, const TensorValues& target, uint64_t seed) {
+void init_random(Drafter& drafter, const TensorValues& target, uint64_t seed, NewWeights rule) {
   for (Parameter& p : drafter.parameters()) {
     if (!p.trainable) {
       set_values(drafter, p.name, target(p.name));
@@ -93,9 +124,16 @@ void init_random(Drafter& drafter, const TensorValues& target, uint64_t seed) {
     const bool norm = p.is_vector && p.name.ends_with("norm.weight");
     const bool bias = p.name.ends_with(".bias");
     if (norm) std::fill(v.begin(), v.end(), 1.0f);
-    if (!norm && !bias) {
-      const Rng rng(seed, RngStream::init, std::stoull(sha256_hex(p.name).substr(0, 16), nullptr, 16));
-      for (size_t i = 0; i < v.size(); ++i) v[i] = static_cast<float>(0.02 * rng.normal(i));
+    const Rng rng(seed, RngStream::init, std::stoull(sha256_hex(p.name).substr(0, 16), nullptr, 16));
+    const bool head = p.name.starts_with("markov_head.") || p.name.starts_with("confidence_head.");
+    if (rule == NewWeights::speculators && head && !p.name.ends_with("markov_w1.weight")) {
+      // A bias has its matrix's fan-in.
+      const Parameter* matrix = bias ? drafter.find(p.name.substr(0, p.name.size() - 4) + "weight") : &p;
+      const double limit = 1 / std::sqrt(static_cast<double>(matrix->value.cols));
+      for (size_t i = 0; i < v.size(); ++i) v[i] = static_cast<float>(limit * (2 * rng.uniform(i) - 1));
+    } else if (!norm && !bias) {
+      const double deviation = rule == NewWeights::speculators && head ? 0.01 : 0.02;
+      for (size_t i = 0; i < v.size(); ++i) v[i] = static_cast<float>(deviation * rng.normal(i));
     }
     set_values(drafter, p.name, v);
   }
@@ -128,6 +166,7 @@ void warm_start(Drafter& drafter, const target::TargetFiles& files) {
   std::vector<float> fc(static_cast<size_t>(c.hidden * width), 0.0f);
   for (int64_t i = 0; i < c.hidden; ++i) fc[static_cast<size_t>(i * width + (c.n_taps() - 1) * c.target_hidden + i)] = 1.0f;
   set_values(drafter, "fc.weight", fc);
+  if (c.rank > 0) project_embeddings(drafter);
   if (c.rank > 0) set_values(drafter, "markov_head.markov_w2.weight", std::vector<float>(static_cast<size_t>(c.draft_vocab * c.rank), 0.0f));
   drafter.refresh();
 }

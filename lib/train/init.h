@@ -25,11 +25,18 @@ model::DrafterConfig drafter_config_for(const target::TargetFiles& files, const 
 // Weights the target owns: embed_tokens.weight [V, E] and lm_head.weight [VD, E] (kept rows).
 model::TensorValues target_values(const target::TargetFiles& files, const std::vector<int32_t>& kept);
 
+// Which trainer's new weights (DESIGN 3).
+enum class NewWeights : uint8_t {
+  deepspec,     // every matrix N(0, 0.02), biases 0
+  speculators,  // backbone and fc the same; Markov and confidence heads U(+-1/sqrt(fan_in)), biases too; markov_w1 N(0, 0.01)
+};
+
 // deepspec: matrices and embeddings N(0, 0.02), biases 0, norms 1; frozen tensors from the target. Depends on the seed and each
 // tensor's name only.
-void init_random(model::Drafter& drafter, const model::TensorValues& target, uint64_t seed);
+void init_random(model::Drafter& drafter, const model::TensorValues& target, uint64_t seed, NewWeights rule = NewWeights::deepspec);
 // On top of init_random: drafter layers become copies of the target's last layers, fc the identity on the last tap, norms the
-// target's (q and k norms of a target without them: the size its own q and k have), markov_w2 zero.
+// target's (q and k norms of a target without them: the size its own q and k have), markov_w1 a random projection of the
+// target's embeddings, markov_w2 zero.
 void warm_start(model::Drafter& drafter, const target::TargetFiles& files);
 
 }  // namespace dspark::train

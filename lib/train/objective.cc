@@ -40,12 +40,15 @@ void StepMetrics::add(const StepMetrics& o) {
   add_to(accept_sum, o.accept_sum), add_to(top1_sum, o.top1_sum), add_to(slot_count, o.slot_count);
 }
 
+double StepMetrics::term(const Objective& o, int t) const {
+  if (slots == 0) return 0;
+  const double denominator = o.denominator == Denominator::count ? slots + (t == kConf ? 1e-8 : 1e-5) : weight_sum;
+  return term_sum[static_cast<size_t>(t)] / denominator;
+}
+
 double StepMetrics::loss(const Objective& o) const {
   double sum = 0;
-  if (slots == 0) return 0;
-  const bool count = o.denominator == Denominator::count;
-  for (size_t i = 0; i < term_sum.size(); ++i)
-    sum += o.coef[i] * term_sum[i] / (count ? slots + (i == kConf ? 1e-8 : 1e-5) : weight_sum);
+  for (int t = 0; t < kNumTerms; ++t) sum += o.coef[static_cast<size_t>(t)] * term(o, t);
   return sum;
 }
 

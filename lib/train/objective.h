@@ -46,7 +46,7 @@ struct StepMetrics {
 
   void add(const StepMetrics& other);
   double loss(const Objective& o) const;  // over everything that was added
-  double term(int t) const { return weight_sum > 0 ? term_sum[static_cast<size_t>(t)] / weight_sum : 0; }
+  double term(const Objective& o, int t) const;  // mean of one term, as the loss divides it
   double tau() const { return blocks > 0 ? tau_sum / blocks : 0; }
 };
 

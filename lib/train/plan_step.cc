@@ -6,8 +6,7 @@ namespace dspark::train {
 
 using namespace model;
 
-StepPlan plan_step(const DrafterConfig& config, const Objective& objective, bool apply_norm, Precision precision, int64_t context,
-                   int64_t anchors, int64_t chunk_slots) {
+StepPlan plan_step(const DrafterConfig& config, const Objective& objective, bool apply_norm, Precision precision, const BatchPlan& row) {
   BackendOptions options;
   options.device = "plan";
   options.precision = precision;
@@ -20,21 +19,11 @@ StepPlan plan_step(const DrafterConfig& config, const Objective& objective, bool
   target.apply_norm = apply_norm;
   StepPlan plan;
   plan.weight_bytes = backend->allocated_bytes();
-
-  // The worst row: one document in which every token is a label.
-  std::vector<int32_t> tokens(static_cast<size_t>(context), 0), starts;
-  const std::vector<uint8_t> mask(static_cast<size_t>(context), 1);
-  for (int64_t a = 0; a < std::min(anchors, context - 1); ++a) starts.push_back(static_cast<int32_t>(a));
-  const std::vector<PackedDocument> documents{{0, context}};
-  PlanInput in;
-  in.tokens = tokens, in.mask = mask, in.documents = documents, in.anchors = starts;
-  in.block = config.block, in.mask_token = config.mask_token, in.sample_from_anchor = config.sample_from_anchor;
-  in.markov = config.rank > 0, in.markov_rnn = config.markov == model::Markov::rnn, in.chunk_slots = chunk_slots;
   MicroBatch batch;
-  batch.plan = make_batch_plan(in);
+  batch.plan = row;
   const int64_t e = config.target_hidden, tap_cols = config.n_taps() * e;
-  batch.taps = {nullptr, DType::bf16, context, tap_cols, tap_cols};
-  batch.last = {nullptr, DType::bf16, context, e, e};
+  batch.taps = {nullptr, DType::bf16, row.n_context, tap_cols, tap_cols};
+  batch.last = {nullptr, DType::bf16, row.n_context, e, e};
   {
     TrainStep step(ctx, drafter, target, objective, 0);
     step.run(batch, true, Write::overwrite);
@@ -44,6 +33,20 @@ StepPlan plan_step(const DrafterConfig& config, const Objective& objective, bool
   ctx.free(target.head.value);
   ctx.free(target.norm);
   return plan;
+}
+
+StepPlan plan_step(const DrafterConfig& config, const Objective& objective, bool apply_norm, Precision precision, int64_t context,
+                   int64_t anchors, int64_t chunk_slots) {
+  // The worst row: one document in which every token is a label.
+  std::vector<int32_t> tokens(static_cast<size_t>(context), 0), starts;
+  const std::vector<uint8_t> mask(static_cast<size_t>(context), 1);
+  for (int64_t a = 0; a < std::min(anchors, context - 1); ++a) starts.push_back(static_cast<int32_t>(a));
+  const std::vector<PackedDocument> documents{{0, context}};
+  PlanInput in;
+  in.tokens = tokens, in.mask = mask, in.documents = documents, in.anchors = starts;
+  in.block = config.block, in.mask_token = config.mask_token, in.sample_from_anchor = config.sample_from_anchor;
+  in.markov = config.rank > 0, in.markov_rnn = config.markov == Markov::rnn, in.chunk_slots = chunk_slots;
+  return plan_step(config, objective, apply_norm, precision, make_batch_plan(in));
 }
 
 }  // namespace dspark::train

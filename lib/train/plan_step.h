@@ -12,6 +12,8 @@ struct StepPlan {
   model::PlanCounts counts;     // of one micro-step, forward and backward
 };
 
+// For one row as it is planned.
+StepPlan plan_step(const model::DrafterConfig& config, const Objective& objective, bool apply_norm, model::Precision precision, const model::BatchPlan& row);
 // For a row of `context` tokens in which `anchors` blocks start.
 StepPlan plan_step(const model::DrafterConfig& config, const Objective& objective, bool apply_norm, model::Precision precision,
                    int64_t context, int64_t anchors, int64_t chunk_slots);

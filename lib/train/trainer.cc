@@ -5,6 +5,7 @@
 #include <future>
 #include <nlohmann/json.hpp>
 
+#include "core/error.h"
 #include "core/log.h"
 #include "core/stop.h"
 #include "train/plan_step.h"
@@ -107,6 +108,9 @@ struct Trainer::Enqueued {
       const auto update = Optimizer::result(scalars);
       record.grad_norm = update.grad_norm;
       record.applied = update.applied;
+      DS_REQUIRE(update.applied || !t.options_.stop_on_nonfinite,
+                 "step {}: the gradient is not finite (its norm is {}); the last checkpoint is whole. Lower --lr, or go on without such steps with --on-nonfinite skip",
+                 record.step, update.grad_norm);
     }
     record.loss = record.metrics.loss(t.objective_);
     result.skipped += record.applied ? 0 : 1;

@@ -31,6 +31,7 @@ struct TrainerOptions {
   int64_t validate_every = 0;  // 0: only at the end
   int64_t max_validation_docs = 64;
   double time_limit_s = 0;     // 0: none
+  bool stop_on_nonfinite = false;  // a gradient that is not finite is an Error; else its step is skipped and counted
   std::string config;          // JSON object that goes into state.json
   std::function<void(const StepRecord&)> on_step;
   std::function<void(const fs::path& folder)> write_drafter;  // called for each checkpoint and at the end

@@ -1,0 +1,32 @@
+// Benchmark of whole training steps at a drafter's shape: forward, loss, backward and optimizer on random states.
+//
+// Protocol: one row of T tokens, one document, A anchors spread evenly, every slot supervised that can be; one warm-up step, then
+// repeats. The limit is the products' multiply-adds on registers alone, measured between the steps: what a step could reach if
+// everything but its products cost nothing.
+#pragma once
+
+#include <string>
+
+#include "job/bench_result.h"
+
+namespace dspark::job {
+
+struct BenchStepOptions {
+  std::string shape = "small";      // small, qwen3-0.6b, or tiny
+  int64_t tokens = 0, anchors = 0;  // 0: the shape's
+  std::string optimizer = "adamw", precision = "bf16", kernel = "auto";
+  int threads = 0, steps = 5;
+  int64_t chunk_slots = 512;
+};
+
+struct BenchStepResult {
+  std::vector<BenchResult> results;  // slots/s, the step's products in GFLOP/s, the optimizer's share
+  double step_seconds = 0, forward_backward_seconds = 0, optimizer_seconds = 0, slots = 0;
+  uint64_t peak_rss_bytes = 0;
+  int64_t parameters = 0, trainable = 0;
+  std::string text;
+};
+
+BenchStepResult bench_step(const BenchStepOptions& options);
+
+}  // namespace dspark::job
