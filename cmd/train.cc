@@ -20,8 +20,9 @@ void add_train(CLI::App& app) {
   sub->add_flag("--no-confidence", o->no_confidence, "without a confidence head")->group(shape);
   sub->add_option("--draft-vocab", o->draft_vocab, "keep the N most frequent label tokens (0: all)")->type_name("N")->capture_default_str()->group(shape);
   sub->add_option("--taps", o->taps, "store (all it holds), auto, or layer numbers")->capture_default_str()->group(shape);
-  sub->add_option("--layer-types", o->layer_types, "full or sliding")->capture_default_str()->group(shape);
+  sub->add_option("--layer-types", o->layer_types, "full or sliding; or one for each layer: full,sliding,...")->capture_default_str()->group(shape);
   sub->add_option("--window", o->window, "of sliding layers")->capture_default_str()->group(shape);
+  sub->add_flag("--non-causal", o->non_causal, "sliding layers: slots of a block see each other both ways")->group(shape);
   sub->add_option("--window-rule", o->window_rule, "served (as vLLM and llama.cpp do) or anchor")->capture_default_str()->group(shape);
   sub->add_option("--layout", o->layout, "anchor (slot k predicts p+k+1) or bonus")->capture_default_str()->group(shape);
   sub->add_option("--mask-token", o->mask_token, "token id of a block's empty slots (-1: the tokenizer's)")->capture_default_str()->group(shape);

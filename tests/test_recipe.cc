@@ -75,6 +75,7 @@ TEST_CASE("heads and recipes train and decode through the binary", "[cli][train]
       {"muon", {"--optimizer", "muon", "--muon-weight-decay", "0.1"}},
       {"speculators", {"--recipe", "speculators", "--window", "16", "--block", "4"}},
       {"speculators_dflash", {"--recipe", "speculators", "--algorithm", "dflash", "--window", "16", "--block", "4"}},
+      {"mixed", {"--layers", "2", "--layer-types", "full,sliding", "--window", "8", "--non-causal"}},
       {"noise", {"--tap-noise", "0.05", "--detach-confidence"}}};
   for (const auto& [name, more] : runs) {
     Bench::Arguments arguments = more;
@@ -91,6 +92,8 @@ TEST_CASE("heads and recipes train and decode through the binary", "[cli][train]
     CHECK(eval.code == 0);
     CHECK(eval.out.find("greedy output equals plain decoding on 2 of 2 prompts") != std::string::npos);
   }
+  check_fails(dspark_run(b.train(store, b.at("types"), 1, {"--layer-types", "full,sliding"})), 2, {"--layer-types", "2 types for --layers 1"});
+  check_fails(dspark_run(b.train(store, b.at("types"), 1, {"--layer-types", "sliding"})), 2, {"--window"});
   // D-PACE's weights come out of the forward: not with a denominator that must be known before.
   check_fails(dspark_run(b.train(store, b.at("dpace"), 1, {"--dpace", "0.5", "--loss", "ce=1"})), 2, {"--dpace", "--denominator count"});
   check_fails(dspark_run(b.train(store, b.at("dpace"), 1, {"--dpace", "0.5", "--denominator", "count"})), 2, {"--dpace", "cross-entropy"});

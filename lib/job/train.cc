@@ -22,6 +22,19 @@ using namespace model;
 
 namespace {
 
+// `--layer-types`: one word for all layers, or one for each, in order.
+std::vector<LayerType> layer_types(const TrainOptions& o) {
+  std::vector<LayerType> types;
+  std::istringstream in(o.layer_types);
+  for (std::string word; std::getline(in, word, ',');) {
+    if (word != "full" && word != "sliding") fail_usage("--layer-types {}: '{}' is not full or sliding", o.layer_types, word);
+    types.push_back(word == "full" ? LayerType::full : LayerType::sliding);
+  }
+  if (types.size() == 1) types.assign(static_cast<size_t>(std::max<int64_t>(o.layers, 0)), types.front());
+  if (static_cast<int64_t>(types.size()) != o.layers) fail_usage("--layer-types {}: {} types for --layers {}", o.layer_types, types.size(), o.layers);
+  return types;
+}
+
 void check_options(const TrainOptions& o) {
   if (o.stores.empty()) fail_usage("train needs --store STORE (made by 'dspark extract')");
   if (o.target.empty()) fail_usage("train needs --target TARGET");
@@ -31,7 +44,6 @@ void check_options(const TrainOptions& o) {
   if (o.optimizer != "adamw" && o.optimizer != "muon") fail_usage("--optimizer {}: adamw or muon", o.optimizer);
   if (o.layout != "anchor" && o.layout != "bonus") fail_usage("--layout {}: anchor or bonus", o.layout);
   if (o.warm_start != "target" && o.warm_start != "none") fail_usage("--warm-start {}: target or none", o.warm_start);
-  if (o.layer_types != "full" && o.layer_types != "sliding") fail_usage("--layer-types {}: full or sliding", o.layer_types);
   if (o.window_rule != "served" && o.window_rule != "anchor") fail_usage("--window-rule {}: served or anchor", o.window_rule);
   if (o.denominator != "pooled" && o.denominator != "micro" && o.denominator != "count") fail_usage("--denominator {}: pooled, micro or count", o.denominator);
   if (o.slots != "label-prefix" && o.slots != "row-mask") fail_usage("--slots {}: label-prefix or row-mask", o.slots);
@@ -44,7 +56,8 @@ void check_options(const TrainOptions& o) {
   if (o.block < 1 || (o.layout == "bonus" && o.block < 2)) fail_usage("--block {}: at least 1 (2 with --layout bonus)", o.block);
   if (o.markov != "none" && o.algorithm == "dspark" && o.rank < 1) fail_usage("--rank {}: at least 1, or --markov none", o.rank);
   if (o.steps < 0 || o.epochs < 0 || (o.steps == 0 && o.epochs == 0)) fail_usage("train needs --steps N or --epochs E");
-  if (o.layer_types == "sliding" && o.window < 1) fail_usage("--layer-types sliding needs --window W");
+  const auto types = layer_types(o);
+  if (std::count(types.begin(), types.end(), LayerType::sliding) > 0 && o.window < 1) fail_usage("--layer-types {} needs --window W", o.layer_types);
   if (o.val_fraction < 0 || o.val_fraction >= 1) fail_usage("--val-fraction {}: in [0, 1)", o.val_fraction);
   if (o.lr <= 0) fail_usage("--lr {}: must be positive", o.lr);
   if (o.muon_lr < 0) fail_usage("--muon-lr {}: must not be negative", o.muon_lr);
@@ -200,7 +213,8 @@ void run_train(const TrainOptions& given) {
   choice.rank = dflash || o.markov == "none" ? 0 : o.rank;
   choice.markov = o.markov == "gated" ? Markov::gated : o.markov == "rnn" ? Markov::rnn : Markov::vanilla;
   choice.confidence = choice.rank > 0 && !o.no_confidence;
-  choice.sliding = o.layer_types == "sliding";
+  choice.layer_types = layer_types(o);
+  choice.sliding_causal = !o.non_causal;
   choice.window_by_anchor = o.window_rule == "anchor";
   choice.sample_from_anchor = o.layout == "anchor";
   choice.mask_token = o.mask_token;

@@ -9,7 +9,7 @@
 //   - sums run in a fixed order that depends on shapes only: a row's bits never depend on how many rows, documents or
 //     threads are at work; two calls give the same bits;
 //   - zero rows are fine and do nothing.
-// Shapes and dtypes are checked at this boundary (ops_check.cc) for every backend; a violation is a bug and aborts.
+// Shapes and dtypes are checked at this boundary (ops_check*.cc) for every backend; a violation is a bug and aborts.
 // No operator allocates: work tensors are arguments.
 #pragma once
 

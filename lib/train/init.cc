@@ -20,8 +20,10 @@ DrafterConfig drafter_config_for(const target::TargetFiles& files, const NewDraf
   c.heads = t.heads, c.kv_heads = t.kv_heads, c.head_dim = t.head_dim;
   c.vocab = t.vocab;
   c.draft_vocab = draft_vocab > 0 ? draft_vocab : t.vocab;
-  c.layers.assign(static_cast<size_t>(std::max<int64_t>(choice.layers, 0)), choice.sliding ? LayerType::sliding : LayerType::full);
-  c.window = choice.sliding ? choice.window : 0;
+  c.layers = choice.layer_types;
+  if (c.layers.empty()) c.layers.assign(static_cast<size_t>(std::max<int64_t>(choice.layers, 0)), LayerType::full);
+  c.window = std::count(c.layers.begin(), c.layers.end(), LayerType::sliding) > 0 ? choice.window : 0;
+  c.sliding_causal = choice.sliding_causal;
   c.window_by_anchor = choice.window_by_anchor;
   c.taps = taps;
   c.block = choice.block;

@@ -16,7 +16,9 @@ struct NewDrafter {
   std::string algorithm = "dspark";
   int64_t layers = 5, block = 7, rank = 256, window = 0;
   model::Markov markov = model::Markov::vanilla;  // when rank > 0
-  bool confidence = true, sliding = false, sample_from_anchor = true, window_by_anchor = false;
+  bool confidence = true, sample_from_anchor = true, window_by_anchor = false;
+  std::vector<model::LayerType> layer_types;  // `layers` of them; empty: all full
+  bool sliding_causal = true;
   int64_t mask_token = -1;  // -1: the tokenizer's (DESIGN 14)
 };
 model::DrafterConfig drafter_config_for(const target::TargetFiles& files, const NewDrafter& choice, const std::vector<model::TapLayer>& taps,

@@ -7,6 +7,7 @@
 #pragma once
 
 #include <algorithm>
+#include <cmath>
 #include <cstddef>
 #include <memory>
 #include <string>
@@ -122,6 +123,7 @@ inline void store(const Tensor& t, int64_t r, int64_t c, float v) {
   if (t.dtype == DType::bf16) row<bf16>(t, r)[c] = to_bf16(v);
   else row<float>(t, r)[c] = v;
 }
+inline float sigmoid(float x) { return 1.0f / (1.0f + std::exp(-x)); }
 // Rows a thread should get at least, so that small calls stay on one thread (about 16k elements a share).
 inline int64_t row_grain(int64_t cols) { return cols > 0 ? (16384 + cols - 1) / cols : 1; }
 

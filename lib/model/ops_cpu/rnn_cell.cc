@@ -3,10 +3,6 @@
 #include "model/ops_cpu/backend.h"
 
 namespace dspark::model::cpu {
-namespace {
-float sigmoid(float x) { return 1.0f / (1.0f + std::exp(-x)); }
-}  // namespace
-
 void CpuOps::rnn_cell(Context&, const RnnCell& a) {
   const int64_t rank = a.out.cols;
   for_pieces(m_, a.out.rows, rank, [&](int64_t r, int64_t c, int64_t n) {

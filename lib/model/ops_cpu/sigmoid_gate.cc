@@ -1,12 +1,6 @@
-#include <cmath>
-
 #include "model/ops_cpu/backend.h"
 
 namespace dspark::model::cpu {
-namespace {
-float sigmoid(float x) { return 1.0f / (1.0f + std::exp(-x)); }
-}  // namespace
-
 void CpuOps::sigmoid_gate(Context&, const SigmoidGate& a) {
   for_pieces(m_, a.y.rows, a.y.cols, [&](int64_t r, int64_t c, int64_t n) {
     for (int64_t j = c; j < c + n; ++j) store(a.y, r, j, sigmoid(load(a.pre, r, j)) * load(a.x, r, j));
