@@ -128,6 +128,7 @@ void show(LoadedDrafter& d, const target::TargetFiles& files, const OrderedJson&
   });
   const PromptStats s = prompt_stats(out, d.files.config.proposals());
   fmt::print("{}\n", stream.finish());
+  std::fflush(stdout);  // before the line on stderr
   log_info("{} tokens in {} rounds, accepted length {:.2f}, {:.1f} tokens/s", s.tokens, s.rounds + s.cut, s.accepted_length(), s.seconds > 0 ? static_cast<double>(s.tokens) / s.seconds : 0.0);
 }
 
