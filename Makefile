@@ -11,9 +11,12 @@ PACKAGES := g++ cmake ninja-build pkg-config ccache libcli11-dev libfmt-dev libz
 
 all: build
 
+# Whether package $$p is installed for architecture $(1): `dpkg -s` fails on a name that two architectures have.
+installed = dpkg-query -W -f '$${Architecture} $${db:Status-Status}\n' $$p 2>/dev/null | grep -Eq "^(all|$(1)) installed"
+
 # Installs what is missing, as root or with sudo; elsewhere says exactly what to install.
 deps:
-	@missing=""; for p in $(PACKAGES); do dpkg -s $$p >/dev/null 2>&1 || missing="$$missing $$p"; done; \
+	@missing=""; for p in $(PACKAGES); do $(call installed,$$(dpkg --print-architecture)) || missing="$$missing $$p"; done; \
 	if [ -n "$$missing" ]; then \
 	  if ! command -v apt-get >/dev/null; then echo "Install the equivalents of:$$missing" >&2; exit 1; fi; \
 	  if [ "$$(id -u)" = 0 ]; then sudo=""; elif command -v sudo >/dev/null && sudo -n true 2>/dev/null; then sudo=sudo; \
