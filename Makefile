@@ -55,4 +55,4 @@ tsan:
 	@$(MAKE) test BUILD=build-tsan CMAKE_FLAGS="-DDSPARK_SANITIZE=thread"
 
 static:
-	@$(MAKE) build BUILD=build-static CMAKE_FLAGS="-DDSPARK_STATIC=ON"
+	@$(MAKE) build BUILD=build-static CMAKE_FLAGS="-DDSPARK_STATIC=ON -DDSPARK_TESTS=OFF"
