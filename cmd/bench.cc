@@ -25,16 +25,16 @@ void add_bench(CLI::App& app) {
   CLI::App* sub = app.add_subcommand("bench", "what this machine and these kernels reach, against their limits");
   sub->add_option("what", o->what, "gemm (matrix products at a step's shapes) or step (whole training steps)")->required()->check(CLI::IsMember({"gemm", "step"}));
   sub->add_option("--cpu-kernel", o->step.kernel, "matrix kernel")->capture_default_str();
-  sub->add_option("--threads", o->step.threads, "worker threads (0: all usable cores)")->capture_default_str()->check(CLI::NonNegativeNumber);
+  sub->add_option("--threads", o->step.threads, "worker threads (0: all usable cores)")->capture_default_str()->check(not_negative());
   sub->add_option("--json", o->json, "JSON lines into FILE, or - for stdout")->type_name("FILE|-");
   const char* step = "step";
   sub->add_option("--shape", o->step.shape, "small (width 576, vocabulary 49152), qwen3-0.6b or tiny")->capture_default_str()->group(step);
-  sub->add_option("--tokens", o->step.tokens, "of the row (0: the shape's)")->capture_default_str()->check(CLI::NonNegativeNumber)->group(step);
-  sub->add_option("--anchors", o->step.anchors, "blocks in the row (0: the shape's)")->capture_default_str()->check(CLI::NonNegativeNumber)->group(step);
+  sub->add_option("--tokens", o->step.tokens, "of the row (0: the shape's)")->capture_default_str()->check(not_negative())->group(step);
+  sub->add_option("--anchors", o->step.anchors, "blocks in the row (0: the shape's)")->capture_default_str()->check(not_negative())->group(step);
   sub->add_option("--optimizer", o->step.optimizer, "adamw or muon")->capture_default_str()->group(step);
   sub->add_option("--precision", o->step.precision, "bf16 or fp32")->capture_default_str()->group(step);
-  sub->add_option("--steps", o->step.steps, "measured, after one to warm up")->capture_default_str()->check(CLI::PositiveNumber)->group(step);
-  sub->add_option("--chunk-slots", o->step.chunk_slots, "slots whose logits are held at once")->capture_default_str()->check(CLI::PositiveNumber)->group(step);
+  sub->add_option("--steps", o->step.steps, "measured, after one to warm up")->capture_default_str()->check(positive())->group(step);
+  sub->add_option("--chunk-slots", o->step.chunk_slots, "slots whose logits are held at once")->capture_default_str()->check(positive())->group(step);
   sub->callback([o] {
     job::JsonLines json(o->json);
     if (o->what == "step") {

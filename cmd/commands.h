@@ -13,6 +13,10 @@ void add_eval(CLI::App& app);
 void add_pack(CLI::App& app);
 void add_bench(CLI::App& app);
 
+// For numbers; what is wrong is said in the option's own words, without the type's limits.
+CLI::Validator not_negative();
+CLI::Validator positive();
+
 // --threads, --device, --precision, --cpu-kernel, --seed, --json, --dry-run, --log-level, --config.
 void add_common(CLI::App& sub, job::CommonOptions& options);
 

@@ -34,8 +34,12 @@ int run(int argc, char** argv) {
     app.parse(argc, argv);
   } catch (const CLI::ParseError& e) {
     if (e.get_exit_code() == 0) return app.exit(e);  // --help, --version
-    std::fprintf(stderr, "dspark: %s\n", e.what());
-    std::string where;
+    std::string commands, where;
+    for (const auto* sub : app.get_subcommands(nullptr)) commands += (commands.empty() ? "" : ", ") + sub->get_name();
+    if (argc > 1 && argv[1][0] != '-' && app.get_subcommands().empty())
+      std::fprintf(stderr, "dspark: unknown command '%s'; there are %s\n", argv[1], commands.c_str());
+    else
+      std::fprintf(stderr, "dspark: %s\n", e.what());
     for (const auto* sub : app.get_subcommands()) where += " " + sub->get_name();
     std::fprintf(stderr, "See 'dspark%s --help'.\n", where.c_str());
     return static_cast<int>(ExitCode::usage);

@@ -34,7 +34,7 @@ TEST_CASE("help, version and wrong usage have their exit codes", "[cli]") {
   CHECK(version.code == 0);
   CHECK(version.out.starts_with("dspark "));
   check_fails(dspark_run({}), 2, {});
-  check_fails(dspark_run({"distill"}), 2, {"subcommand"});
+  check_fails(dspark_run({"distill"}), 2, {"unknown command 'distill'"});
 }
 
 TEST_CASE("options that make no sense are wrong usage", "[cli]") {

@@ -99,6 +99,12 @@ TEST_CASE("heads and recipes train and decode through the binary", "[cli][train]
   check_fails(dspark_run(b.train(store, b.at("dpace"), 1, {"--dpace", "0.5", "--denominator", "count"})), 2, {"--dpace", "cross-entropy"});
 }
 
+TEST_CASE("wrong numbers and unknown commands are named", "[cli]") {
+  check_fails(dspark_run({"frobnicate"}), 2, {"unknown command 'frobnicate'", "extract, train"});
+  check_fails(dspark_run({"train", "--tap-noise", "-1"}), 2, {"--tap-noise", "-1 is not a number of at least 0"});
+  check_fails(dspark_run({"train", "--keep", "0"}), 2, {"--keep", "0 is not a number above 0"});
+}
+
 TEST_CASE("bench step measures a whole training step", "[cli][bench]") {
   const Ran r = dspark_run({"bench", "step", "--shape", "tiny", "--steps", "2", "--json", "-"});
   INFO(r.describe());
