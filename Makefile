@@ -7,7 +7,7 @@ CMAKE_FLAGS ?=
 PACKAGES := g++ cmake ninja-build pkg-config ccache libcli11-dev libfmt-dev libzstd-dev nlohmann-json3-dev libpcre2-dev \
             libutf8proc-dev zlib1g-dev libboost1.81-dev libssl-dev catch2 python3 python3-pip
 
-.PHONY: all build deps model test demo install clean format asan tsan static
+.PHONY: all build deps model test test-peers demo install clean format asan tsan static
 
 all: build
 
@@ -35,6 +35,11 @@ model: deps
 
 test: build model
 	@cd $(BUILD) && ctest --output-on-failure --timeout 1200
+
+# Packed drafters in the real speculators: a Python environment in the cache folder (5 GB, from PyPI), made by the first run.
+test-peers: build model
+	@cache="$$(tests/peers/setup.sh)" && "$$cache/venv/bin/python" tests/peers/check.py --dspark $(BUILD)/dspark \
+	  --tests $(BUILD)/dspark_tests --target "$$(third_party/fetch_model.sh)" --cache "$$cache" --out $(BUILD)/peers
 
 demo: build model
 	@python3 tests/demo/demo.py --dspark $(BUILD)/dspark --target "$$(third_party/fetch_model.sh)" --out $(BUILD)/demo

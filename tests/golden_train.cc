@@ -3,6 +3,7 @@
 #include <nlohmann/json.hpp>
 
 #include "core/error.h"
+#include "train/init.h"
 
 namespace dspark::golden {
 
@@ -60,7 +61,8 @@ train::Objective objective(const Json& d) {
 }
 
 std::unique_ptr<PackedCase> pack_case(const formats::SafetensorsFile& file, const std::string& prefix, const DrafterConfig& config,
-                                      const train::Objective& o, int64_t row_index, int64_t anchor_row) {
+                                      const train::Objective& o, int64_t row_index, int64_t anchor_row,
+                                      std::span<const int32_t> draft_id) {
   auto p = std::make_unique<PackedCase>();
   const auto& ids_view = file.get(prefix + "input_ids");
   const auto ids = formats::read_i64(ids_view), mask = formats::read_i64(file.get(prefix + "loss_mask"));
@@ -108,6 +110,7 @@ std::unique_ptr<PackedCase> pack_case(const formats::SafetensorsFile& file, cons
   }
   PlanInput in;
   in.tokens = p->tokens, in.mask = p->mask, in.documents = p->documents, in.anchors = p->anchors;
+  in.draft_id = draft_id;
   in.block = config.block, in.mask_token = config.mask_token, in.sample_from_anchor = config.sample_from_anchor;
   in.markov = config.rank > 0, in.markov_rnn = config.markov == Markov::rnn, in.gamma = o.gamma, in.slots = o.slots;
   in.chunk_slots = 16;  // several chunks, so that their seams are tested too
@@ -140,6 +143,23 @@ Harness::Harness(const BackendOptions& options, const Json& d, const formats::Sa
     ctx.upload_now(target.norm, {norm.data(), DType::f64, 1, config.target_hidden, config.target_hidden});
   }
   step = std::make_unique<train::TrainStep>(ctx, *drafter, target, objective, int64_t{64} << 20);
+}
+
+Harness::Harness(const BackendOptions& options, const DrafterFiles& files, const target::TargetFiles& target_files,
+                 const train::Objective& o)
+    : backend(make_backend(options)), config(files.config), objective(o) {
+  Context& ctx = backend->context();
+  const TensorValues from_target = train::target_values(target_files, files.kept);
+  drafter = std::make_unique<Drafter>(ctx, config, DrafterOptions{.trainable = false});
+  load_drafter(*drafter, files, from_target);
+  const auto head = from_target("lm_head.weight"), norm = target_files.tensor("model.norm.weight");
+  target.head.value = ctx.allocate(ctx.act_dtype(), config.draft_vocab, config.target_hidden);
+  ctx.upload_now(target.head.value, {head.data(), DType::f32, config.draft_vocab, config.target_hidden, config.target_hidden});
+  refresh(ctx, {&target.head});
+  target.norm = ctx.allocate(ctx.acc_dtype(), 1, config.target_hidden);
+  ctx.upload_now(target.norm, {norm.data(), DType::f32, 1, config.target_hidden, config.target_hidden});
+  target.eps = target_files.config().eps;
+  step = std::make_unique<train::TrainStep>(ctx, *drafter, target, objective, int64_t{512} << 20);
 }
 
 Harness::~Harness() {
