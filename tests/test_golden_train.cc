@@ -346,3 +346,16 @@ TEST_CASE("a block stops at the end of the turn and of the document", "[train]")
   CHECK(train::anchor_candidates(mask).front() == 8);
   CHECK(train::anchor_candidates(std::vector<uint8_t>{1, 1, 0, 1, 1}) == std::vector<int32_t>{0, 3});
 }
+
+TEST_CASE("a slot that is not supervised ends its block's accepted prefix", "[train]") {
+  BatchPlan plan;
+  plan.block = 4;
+  plan.slot_row = {0, 1, 3, 5, 6};  // slot 2 of the first block is not supervised; the second block is the bonus layout's
+  plan.slot_index = {0, 1, 3, 1, 2};
+  plan.weight = {1, 1, 1, 1, 1};
+  std::vector<double> slot_out(plan.slot_row.size() * kSlotOutCols, 0.0);
+  for (size_t s = 0; s < plan.slot_row.size(); ++s) slot_out[s * kSlotOutCols + kAccept] = 0.5;
+  const auto m = train::reduce_metrics(plan, slot_out, train::deepspec_objective(false), false);
+  CHECK(m.blocks == 2);
+  CHECK(m.tau_sum == 2 * (1 + 0.5 + 0.25));
+}

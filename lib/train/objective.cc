@@ -65,12 +65,14 @@ StepMetrics reduce_metrics(const BatchPlan& plan, std::span<const double> slot_o
     for (size_t t = 0; t < kNumTerms; ++t) m.term_sum[t] += out[t == kConf ? kConfWeight : kWeight] * out[t];
     m.weight_sum += w;
     m.slots += 1;
-    // Slots of one anchor follow each other; a new anchor starts a new product.
+    // Slots of one anchor follow each other; a new anchor starts a new product, and a slot left out ends it (acceptance 0).
     if (plan.slot_row[i] / plan.block != anchor) {
       anchor = plan.slot_row[i] / plan.block;
       prefix = 1;
       m.blocks += 1;
       m.tau_sum += 1;
+    } else if (plan.slot_row[i] != plan.slot_row[i - 1] + 1) {
+      prefix = 0;
     }
     prefix *= accept;
     m.tau_sum += prefix;
