@@ -6,10 +6,11 @@ times the root of the sum of the squared terms, and where terms do not cancel at
 implementations that sum in different orders: sqrt(2) of that, U sqrt(n/3) hypot(sqrt(sum x^2 w^2), y) in all for y = sum x w. (Vector
 units sum in 8 or 16 lanes, whose errors are 3 to 4 times smaller; the bound is for the plainest loop.)
 
-A chain of them. What becomes of such errors on the way to the logits is measured: the model runs a few times with random errors of
-this size on the output of every product, norm and rotary angle (speculators multiplies position and frequency in fp32). For each
-slot that gives the rms of its logits' errors relative to hypot(sqrt(sum x^2 w^2), logit), over the whole row; to which the last
-product's own error is added.
+A chain of them. What becomes of such errors on the way to the logits is measured: the model runs 16 times with random errors of
+this size on the output of every product (scores and sums of attention too), norm and rotary angle (speculators multiplies position
+and frequency in fp32). That gives the standard deviation of each logit: where the errors of a slot lie along few directions, a token
+whose row of the head lies along them moves many times as far as the others. 16 runs can find too little for one of millions, so it
+is taken as no less than the slot's rms relative to hypot(sqrt(sum x^2 w^2), logit); the last product's own error is added.
 
 So each logit has a standard deviation. Of 10^7 values the largest error is 5.3 of them; SIGMAS is the next whole number.
 
@@ -22,11 +23,13 @@ import math
 
 import torch
 
-import theirs
+import theirs  # first: it sets what speculators reads when it is imported
+
+import speculators.models.dflash.model_definitions as definitions
 
 U = 2.0 ** -24
 SIGMAS = 6
-RUNS = 4
+RUNS = 16
 
 
 def size(products, value):
@@ -47,10 +50,18 @@ def rounding_errors(model, longest):
         x, w = given[0], module.weight
         return y + U * math.sqrt(w.shape[1] / 3) * size([(x, w)], y) * torch.randn_like(y)
 
-    def attended(module, given):  # scores over a head's columns, then a sum over what is attended to
-        x = given[0].unflatten(-1, (-1, c.head_dim))
-        error = U * math.sqrt((c.head_dim + longest + model.block_size) / 3) * x.square().mean(-1, keepdim=True).sqrt()
-        return ((x + error * torch.randn_like(x)).flatten(-2),)
+    def attention(module, q, k, v, mask, scaling, **_):
+        """As the plain one. A score's error is absolute, and the sharper the softmax the more of it reaches the output."""
+        groups = q.shape[1] // k.shape[1]
+        k, v = k.repeat_interleave(groups, 1), v.repeat_interleave(groups, 1)
+        scores = q @ k.mT
+        squares = q.square() @ k.square().mT
+        n = longest + model.block_size
+        scores = scores + U * math.sqrt(c.head_dim / 3) * (squares + scores.square()).sqrt() * torch.randn_like(scores)
+        p = torch.softmax(scores * scaling + (0 if mask is None else mask), -1)
+        y = p @ v
+        y = y + U * math.sqrt(n / 3) * (p.square() @ v.square() + y.square()).sqrt() * torch.randn_like(y)
+        return y.transpose(1, 2).contiguous(), None
 
     def norm(module, given, y):  # the mean square of a row, then a few roundings of each value
         return y * (1 + U * math.sqrt(y.shape[-1]) / 3 * torch.randn_like(y[..., :1]) + U * math.sqrt(4 / 3) * torch.randn_like(y))
@@ -64,33 +75,38 @@ def rounding_errors(model, longest):
     for name, module in model.named_modules():
         if isinstance(module, torch.nn.Linear) and module not in heads_only:
             hooks.append(module.register_forward_hook(product))
-        if name.endswith("o_proj"):
-            hooks.append(module.register_forward_pre_hook(attended))
         if name.endswith("norm") and module is not model.verifier_norm:
             hooks.append(module.register_forward_hook(norm))
+    plain, definitions.eager_attention_forward = definitions.eager_attention_forward, attention
     try:
         yield
     finally:
+        definitions.eager_attention_forward = plain
         for hook in hooks:
             hook.remove()
 
 
-def slot_errors(model, case, labels, objective, peer):
-    """Relative standard deviation of each slot's logits for what its products read, [S, 1]."""
-    pick = case.supervised.flatten()
-    value = peer["logits"][pick]
-    scale, squares = size([(x[pick], w) for x, w in peer["products"]["logits"]], value), 0
+def errors_before_heads(model, case, labels, peer):
+    """What errors before the last products do to the logits of the supervised slots: the standard deviation of each [S, V], and
+    that of each slot relative to the sizes of its logits [S, 1]."""
+    pick, squares = case.supervised.flatten(), 0
+    products = [(x[pick], w) for x, w in peer["products"]["logits"]]
     for _ in range(RUNS):
         with rounding_errors(model, max(case.lengths)):
-            other = theirs.run(model, case, labels, objective | {"loss": {"tv": 1.0}})
-        squares = squares + ((other["logits"][pick] - value) / scale).square().mean(1, keepdim=True)
-    return (squares / RUNS).sqrt()
+            other, _ = theirs.run_on_some_tokens(model, case, labels)
+        moved = sum((x[pick] - right) @ w.T for (x, _), (right, w) in zip(other["products"]["logits"], products))
+        squares = squares + moved.square()
+    squares = squares / RUNS
+    relative = (squares / size(products, peer["logits"][pick]).square()).mean(1, keepdim=True).sqrt()
+    return squares.sqrt(), relative
 
 
-def limit(products, value, before):
-    """Bound of each value = sum of x W^T over `products`, whose x have the relative errors `before` [S, 1]."""
+def limit(products, value, relative, deviation=0.0):
+    """Bound of each value = sum of x W^T over `products`, whose x have errors that make `relative` [S, 1] of its size, or its
+    `deviation` where that is known and larger."""
     n = sum(w.shape[1] for _, w in products)
-    return SIGMAS * (before ** 2 + U * U * n / 3) ** 0.5 * size(products, value)
+    scale = size(products, value)
+    return SIGMAS * ((scale * relative).square().clamp(min=torch.as_tensor(deviation).square()) + U * U * n / 3 * scale.square()).sqrt()
 
 
 def term_limits(names, logits, targets, labels, d_logits, d_targets):
@@ -116,8 +132,8 @@ def confidence_limits(confidence, d_confidence, d_tv):
 
 
 def d_pace_limits(supervised, weight, ce, d_ce):
-    """How far the D-PACE weights may move: s = (exp(-ce) + 1)/2 moves by at most exp(-ce) d_ce of itself, a weight is a sum of
-    products of a block's s."""
+    """How far D-PACE weights of alpha 1/2 may move: s = (exp(-ce) + 1)/2 moves by at most exp(-ce) d_ce of itself, and a weight is a
+    sum of products of its block's s."""
     moved = torch.zeros(supervised.shape, dtype=torch.float64)
     moved[supervised] = ((-ce).exp() * d_ce).double()
     return weight * moved.sum(1, keepdim=True).expand(supervised.shape)[supervised]

@@ -1,4 +1,5 @@
 """A drafter in speculators: loaded with every tensor accounted for, and its own forward and loss on given inputs."""
+import contextlib
 import importlib.metadata
 import os
 
@@ -29,13 +30,16 @@ FUNCTIONS = {"ce": eager.ce_loss, "tv": eager.tv_loss, "kl_div": eager.kl_div_lo
 
 def load(folder, target):
     """(model, names of the stored tensors, problems): as a user loads it, but for fp32, the plain attention and where the target
-    lies. `from_pretrained` only warns of most of what is called a problem here."""
-    config = SpeculatorModelConfig.from_pretrained(folder)
-    config.transformer_layer_config._attn_implementation = "eager"
-    config.speculators_config.verifier.name_or_path = target
-    _, info = SpeculatorModel.from_pretrained(folder, config=config, dtype=torch.float32, output_loading_info=True)
+    lies. `from_pretrained` only warns of most of what is called a problem here; where it throws, there is no model."""
+    try:
+        config = SpeculatorModelConfig.from_pretrained(folder)
+        config.transformer_layer_config._attn_implementation = "eager"
+        config.speculators_config.verifier.name_or_path = target
+        _, info = SpeculatorModel.from_pretrained(folder, config=config, dtype=torch.float32, output_loading_info=True)
+        model = SpeculatorModel.from_pretrained(folder, config=config, dtype=torch.float32)
+    except Exception as error:
+        return None, set(), [f"speculators refuses {folder}: {type(error).__name__}: {error}"]
     problems = [f"speculators reports {kind}: {sorted(map(str, found))}" for kind, found in info.items() if found]
-    model = SpeculatorModel.from_pretrained(folder, config=config, dtype=torch.float32)
     if model._attn_impl != "eager":
         problems.append(f"attention is {model._attn_impl}, not the plain one asked for")
 
@@ -121,3 +125,15 @@ def run(model, case, labels, objective):
             rows = rows[(case.anchors[:, None] + torch.arange(case.block) - (0 if case.from_anchor else 1)).flatten() % len(rows)]
         out["products"][products[name]].append((rows, model.get_submodule(name).weight.detach()))
     return out | {"loss": float(loss), "metrics": metrics}
+
+
+def run_on_some_tokens(model, case, labels):
+    """(`run`, ids): with 1024 tokens of the draft vocabulary, always the same, which saves most of a run."""
+    ids = torch.randperm(model.draft_vocab_size, generator=torch.Generator().manual_seed(1))[:1024]
+    heads = [model.lm_head, model.verifier_lm_head] + ([model.markov_head.markov_w2] if getattr(model, "markov_head", None) is not None else [])
+    whole = [head.weight for head in heads]
+    with contextlib.ExitStack() as stack:
+        for head, weight in zip(heads, whole):
+            head.weight = torch.nn.Parameter(weight.detach()[ids], requires_grad=False)
+            stack.callback(setattr, head, "weight", weight)
+        return run(model, case, labels, {"loss": {"tv": 1.0}, "confidence_alpha": 1.0, "gamma": 1.0}), ids
