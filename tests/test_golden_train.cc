@@ -96,6 +96,7 @@ void compare_step(Harness& h, const PackedCase& p, const formats::SafetensorsFil
     double accept = 0;
     for (const double a : column(kAccept)) accept += a;
     if (sums.contains("accept_rate")) report.check("accept_rate", relative_2norm({accept, m.slots}, sums.at("accept_rate").get<std::vector<double>>()), tol.outputs);
+    if (sums.contains("accept_len")) report.check("accept_len", relative_2norm({m.tau_sum, m.blocks}, sums.at("accept_len").get<std::vector<double>>()), tol.outputs);
     if (h.config.confidence)
       report.check("confidence_abs_error", relative_2norm({m.conf_abs_sum, m.conf_sum}, sums.at("confidence_abs_error").get<std::vector<double>>()), tol.outputs);
     return;
