@@ -1,10 +1,14 @@
 #include "cli_bench.h"
 
+#include <unistd.h>
+
 #include <algorithm>
 #include <nlohmann/json.hpp>
+#include <random>
 #include <sstream>
 
 #include "core/files.h"
+#include "core/log.h"
 
 namespace fs = std::filesystem;
 
@@ -73,4 +77,35 @@ std::vector<std::string> files_below(const fs::path& folder) {
     if (entry.path().filename() != ".lock" && !entry.is_directory()) out.push_back(fs::relative(entry.path(), folder));
   std::sort(out.begin(), out.end());
   return out;
+}
+
+std::map<int64_t, std::string> step_lines(const fs::path& json) {
+  std::map<int64_t, std::string> out;
+  for (auto line : json_lines(file_bytes(json))) {
+    if (line["phase"] != "train") continue;
+    for (const char* clock : {"ms", "tokens_per_s", "slots_per_s"}) line.erase(clock);
+    CHECK(out.emplace(line["step"].get<int64_t>(), line.dump()).second);
+  }
+  return out;
+}
+
+void wait_for_lines(Process& run, const fs::path& json, int64_t n) {
+  const double start = dspark::now_s();
+  while (run.running() && dspark::now_s() - start < 60) {
+    if (fs::exists(json)) {
+      const std::string text = file_bytes(json);
+      if (std::count(text.begin(), text.end(), '\n') >= n) return;
+    }
+    ::usleep(500);
+  }
+}
+
+double random_fraction() {
+  static std::mt19937_64 generator{std::random_device{}()};
+  return std::uniform_real_distribution<double>(0, 1)(generator);
+}
+
+void require_ok(const Ran& ran) {
+  INFO(ran.describe());
+  REQUIRE(ran.code == 0);
 }

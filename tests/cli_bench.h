@@ -1,6 +1,8 @@
 // What most command-line tests start from: a tiny target, rows, and (made when asked for) a store and a drafter.
 #pragma once
 
+#include <map>
+
 #include "cli_run.h"
 #include "core/json.h"
 #include "scratch.h"
@@ -24,3 +26,11 @@ void write_bytes(const std::filesystem::path& path, const std::string& bytes);
 std::vector<dspark::OrderedJson> json_lines(const std::string& text);
 // Every file below a folder, without the locks: what a failed command left.
 std::vector<std::string> files_below(const std::filesystem::path& folder);
+
+void require_ok(const Ran& ran);
+// The lines of training steps by step, without what depends on the clock.
+std::map<int64_t, std::string> step_lines(const std::filesystem::path& json);
+// Waits until the run has written `n` lines of JSON or has ended.
+void wait_for_lines(Process& run, const std::filesystem::path& json, int64_t n);
+// Drawn anew each time; INFO shows it when a test fails.
+double random_fraction();

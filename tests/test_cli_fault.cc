@@ -64,40 +64,6 @@ void copy_store(const fs::path& from, const fs::path& to, const std::function<vo
   writer.finish();
 }
 
-// The lines of training steps, without what depends on the clock.
-std::map<int64_t, std::string> step_lines(const fs::path& json) {
-  std::map<int64_t, std::string> out;
-  for (auto line : json_lines(file_bytes(json))) {
-    if (line["phase"] != "train") continue;
-    for (const char* clock : {"ms", "tokens_per_s", "slots_per_s"}) line.erase(clock);
-    CHECK(out.emplace(line["step"].get<int64_t>(), line.dump()).second);
-  }
-  return out;
-}
-
-// Waits until the run has written `n` lines of JSON or has ended.
-void wait_for_lines(Process& run, const fs::path& json, int64_t n) {
-  const double start = now_s();
-  while (run.running() && now_s() - start < 60) {
-    if (fs::exists(json)) {
-      const std::string text = file_bytes(json);
-      if (std::count(text.begin(), text.end(), '\n') >= n) return;
-    }
-    ::usleep(500);
-  }
-}
-
-// Drawn anew each time; INFO shows it when a test fails.
-double random_fraction() {
-  static std::mt19937_64 generator{std::random_device{}()};
-  return std::uniform_real_distribution<double>(0, 1)(generator);
-}
-
-void require_ok(const Ran& ran) {
-  INFO(ran.describe());
-  REQUIRE(ran.code == 0);
-}
-
 }  // namespace
 
 TEST_CASE("extract killed at any moment loses nothing and stores nothing twice", "[cli][fault]") {

@@ -5,6 +5,7 @@
 #include <nlohmann/json.hpp>
 
 #include "core/error.h"
+#include "core/hash.h"
 #include "core/log.h"
 #include "formats/safetensors.h"
 
@@ -71,6 +72,42 @@ std::vector<NamedTensor> states(Optimizer& optimizer) {
 }  // namespace
 
 namespace {
+// Sizes and checksums of what is in the folder, for state.json.
+Json describe_files(const fs::path& folder) {
+  Json files = Json::object();
+  for (const auto& entry : fs::directory_iterator(folder)) {
+    const MappedFile file(entry.path());
+    files[entry.path().filename().string()] = {{"bytes", file.size()}, {"crc32c", crc32c(file.bytes())}};
+  }
+  return files;
+}
+
+// What is wrong with a checkpoint, or nothing. State files of format 1.0 know nothing of the others.
+std::string damage(const fs::path& folder) {
+  try {
+    const Json state = read_json(folder / "state.json");
+    const Json files = state.value("files", Json::object());
+    for (const auto& [name, said] : files.items()) {
+      const MappedFile file(folder / name);
+      const auto bytes = said.at("bytes").get<uint64_t>();
+      if (file.size() != bytes) return fmt::format("{} has {} bytes, {} were written", name, file.size(), bytes);
+      if (crc32c(file.bytes()) != said.at("crc32c").get<uint32_t>()) return fmt::format("{} is damaged (its checksum is another one)", name);
+    }
+  } catch (const std::exception& e) {
+    return e.what();
+  }
+  return "";
+}
+
+// Under a name that is no checkpoint's first: a removal that is interrupted leaves nothing that looks whole.
+void discard(const fs::path& folder) {
+  const fs::path name = folder.parent_path() / ("removing-" + folder.filename().string());
+  std::error_code ec;
+  fs::remove_all(name, ec);
+  fs::rename(folder, name, ec);
+  fs::remove_all(name, ec);
+}
+
 // A checkpoint that could not be written (a full disk) takes no room afterwards.
 struct RemoveUnlessRenamed {
   fs::path folder;
@@ -94,13 +131,14 @@ void save_checkpoint(const fs::path& out, int64_t step, Drafter& drafter, Optimi
   write_tensors(temporary / "optimizer.safetensors", ctx, states(optimizer));
   if (extra) extra(temporary);
   Json s = state;
-  s["format_version"] = "1.0";
+  s["format_version"] = "1.1";
   s["step"] = step;
   s["optimizer_steps"] = optimizer.steps();
+  s["files"] = describe_files(temporary);
   write_text_atomic(temporary / "state.json", s.dump(1));
   fsync_path(temporary);
   std::error_code ec;
-  fs::remove_all(final_name, ec);  // the same step again: after a resume it is the same state
+  if (fs::exists(final_name)) discard(final_name);  // no whole checkpoint: a run goes on from the newest of those
   fs::rename(temporary, final_name, ec);
   DS_REQUIRE(!ec, "cannot rename {} to {}: {}", temporary.string(), final_name.string(), ec.message());
   fsync_path(parent);
@@ -123,16 +161,43 @@ std::vector<FoundCheckpoint> list_checkpoints(const fs::path& out) {
 
 void prune_checkpoints(const fs::path& out, int64_t keep) {
   const auto found = list_checkpoints(out);
+  const auto best = best_checkpoint(out);
+  for (size_t i = static_cast<size_t>(std::max<int64_t>(keep, 1)); i < found.size(); ++i)
+    if (!best || found[i].step != best->checkpoint.step) discard(found[i].folder);
   std::error_code ec;
-  for (size_t i = static_cast<size_t>(std::max<int64_t>(keep, 1)); i < found.size(); ++i) fs::remove_all(found[i].folder, ec);
-  for (const auto& entry : fs::directory_iterator(checkpoints_folder(out), ec))
-    if (entry.path().filename().string().starts_with("writing-")) fs::remove_all(entry.path(), ec);
+  for (const auto& entry : fs::directory_iterator(checkpoints_folder(out), ec)) {
+    const std::string name = entry.path().filename().string();
+    if (name.starts_with("writing-") || name.starts_with("removing-")) fs::remove_all(entry.path(), ec);
+  }
 }
 
 std::optional<FoundCheckpoint> newest_checkpoint(const fs::path& out) {
-  const auto found = list_checkpoints(out);
-  if (found.empty()) return std::nullopt;
-  return found.front();
+  for (const FoundCheckpoint& c : list_checkpoints(out)) {
+    const std::string wrong = damage(c.folder);
+    if (wrong.empty()) return c;
+    const fs::path aside = checkpoints_folder(out) / fmt::format("damaged-{:08}", c.step);
+    log_warn("checkpoint {}: {}; it is set aside as {}", c.folder.string(), wrong, aside.filename().string());
+    std::error_code ec;
+    fs::remove_all(aside, ec);
+    fs::rename(c.folder, aside, ec);
+    DS_REQUIRE(!ec, "cannot rename {} to {}: {}", c.folder.string(), aside.string(), ec.message());
+  }
+  return std::nullopt;
+}
+
+bool has_checkpoint(const fs::path& out) { return !list_checkpoints(out).empty(); }
+
+std::optional<BestCheckpoint> best_checkpoint(const fs::path& out) {
+  std::optional<BestCheckpoint> best;
+  for (const FoundCheckpoint& c : list_checkpoints(out)) {  // newest first
+    try {
+      const double tau = read_checkpoint_state(c).value("validation_tau", -1.0);
+      if (tau >= (best ? best->tau : 0)) best = {c, tau};
+    } catch (const std::exception& e) {
+      log_warn("checkpoint {}: {}", c.folder.string(), e.what());
+    }
+  }
+  return best;
 }
 
 Json read_checkpoint_state(const FoundCheckpoint& c) {

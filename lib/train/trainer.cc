@@ -36,12 +36,9 @@ Trainer::Trainer(Drafter& drafter, TargetHead& target, const Dataset& data, cons
   step_ = std::make_unique<TrainStep>(drafter.context(), drafter, target, objective, arena_bytes_);
 }
 
-int64_t Trainer::prepare(bool resume) {
-  const auto found = newest_checkpoint(options_.out);
-  if (!resume || !found) return 0;
-  load_checkpoint(*found, drafter_, optimizer_);
-  first_step_ = found->step;
-  return first_step_;
+void Trainer::resume(const FoundCheckpoint& checkpoint) {
+  load_checkpoint(checkpoint, drafter_, optimizer_);
+  first_step_ = checkpoint.step;
 }
 
 StepBatch Trainer::read_step(int64_t step) const {
@@ -62,8 +59,10 @@ StepMetrics Trainer::validate() {
   return total;
 }
 
-void Trainer::save(int64_t step) {
-  save_checkpoint(options_.out, step, drafter_, optimizer_, parse_json(options_.config, "run configuration"), options_.write_drafter);
+void Trainer::save(int64_t step, const StepMetrics* validation) {
+  Json state = parse_json(options_.config, "run configuration");
+  if (validation) state["validation_tau"] = validation->tau();
+  save_checkpoint(options_.out, step, drafter_, optimizer_, state, options_.write_drafter);
   prune_checkpoints(options_.out, options_.keep);
 }
 
@@ -130,7 +129,7 @@ TrainerResult Trainer::run() {
       if (s >= 0) enqueued[s % 2].finish(*this, result);
   };
   auto validation = [&](int64_t step) {
-    if (data_.validation().empty()) return;
+    if (data_.validation().empty()) return false;
     result.validation = validate();
     result.has_validation = true;
     StepRecord r;
@@ -138,6 +137,7 @@ TrainerResult Trainer::run() {
     r.metrics = result.validation;
     r.loss = r.metrics.loss(objective_);
     if (options_.on_step) options_.on_step(r);
+    return true;
   };
   std::future<StepBatch> next;
   if (first_step_ < options_.steps) next = std::async(std::launch::async, [this, s = first_step_] { return read_step(s); });
@@ -160,22 +160,22 @@ TrainerResult Trainer::run() {
     ++step;
     if (step - 2 >= first_step_) enqueued[(step - 2) % 2].finish(*this, result);
     const bool validate_now = options_.validate_every > 0 && step % options_.validate_every == 0 && step < options_.steps;
-    const bool save_now = options_.save_every > 0 && step % options_.save_every == 0;
+    const bool save_now = options_.save_every > 0 && step % options_.save_every == 0 && step < options_.steps;
     if (validate_now || save_now) finish_all(step);
-    if (validate_now) validation(step);
-    if (save_now) {
-      save(step);
+    const bool validated = validate_now && validation(step);
+    const auto best = validated ? best_checkpoint(options_.out) : std::nullopt;
+    if (save_now || (validated && (!best || result.validation.tau() > best->tau))) {
+      save(step, validated ? &result.validation : nullptr);
       last_saved = step;
     }
   }
   if (next.valid()) next.wait();
   finish_all(step);
   result.steps = step;
-  if (step > last_saved || !newest_checkpoint(options_.out)) save(step);
-  if (!result.stopped) {
-    validation(step);
-    if (options_.write_drafter) options_.write_drafter(options_.out);
-  }
+  const bool validated = !result.stopped && validation(step);
+  if (step > last_saved || !has_checkpoint(options_.out)) save(step, validated ? &result.validation : nullptr);
+  if (!result.stopped && options_.write_drafter) options_.write_drafter(options_.out);
+  result.best = best_checkpoint(options_.out);
   result.seconds = now_s() - start;
   return result;
 }

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <functional>
+#include <optional>
 #include <string>
 
 #include "train/checkpoint.h"
@@ -27,8 +28,8 @@ struct TrainerOptions {
   PackOptions pack;
   Schedule schedule;
   int64_t save_every = 0;      // 0: only at the end and on a stop
-  int64_t keep = 2;
-  int64_t validate_every = 0;  // 0: only at the end
+  int64_t keep = 2;            // and the best by validation
+  int64_t validate_every = 0;  // 0: only at the end; a validation better than all before is saved at once
   int64_t max_validation_docs = 64;
   double time_limit_s = 0;     // 0: none
   bool stop_on_nonfinite = false;  // a gradient that is not finite is an Error; else its step is skipped and counted
@@ -42,6 +43,7 @@ struct TrainerResult {
   double seconds = 0;
   StepMetrics validation;
   bool has_validation = false, stopped = false;
+  std::optional<BestCheckpoint> best;  // by validation, among the checkpoints that are kept
 };
 
 class Trainer {
@@ -49,8 +51,7 @@ class Trainer {
   Trainer(model::Drafter& drafter, TargetHead& target, const Dataset& data, const PackTarget& pack_target,
           const Objective& objective, const OptimizerOptions& optimizer, const TrainerOptions& options);
 
-  // Continues from the newest checkpoint in options.out if `resume`; returns the step it starts at.
-  int64_t prepare(bool resume);
+  void resume(const FoundCheckpoint& checkpoint);  // before run(): goes on from there
   TrainerResult run();
   int64_t arena_bytes() const { return arena_bytes_; }
 
@@ -58,7 +59,7 @@ class Trainer {
   struct Enqueued;
   StepBatch read_step(int64_t step) const;
   StepMetrics validate();
-  void save(int64_t step);
+  void save(int64_t step, const StepMetrics* validation = nullptr);
 
   model::Drafter& drafter_;
   TargetHead& target_;
