@@ -8,6 +8,7 @@ void add_train(CLI::App& app) {
   auto o = std::make_shared<job::TrainOptions>();
   CLI::App* sub = app.add_subcommand("train", "a store -> a drafter");
   sub->add_option("--store", o->stores, "hidden-state stores, DeepSpec caches or folders of hs_*.safetensors")->type_name("STORE");
+  sub->add_option("--store-weights", o->store_weights, "how often an epoch visits each store's documents, e.g. 1,0.25,3 (default: 1 each)")->delimiter(',')->type_name("W,W,...");
   sub->add_option("--target", o->target, "the target the states came from")->type_name("TARGET");
   sub->add_option("--out", o->out, "the run's folder; the same run resumes")->type_name("DIR");
   sub->add_option("--init", o->init, "start from this drafter's weights")->type_name("DRAFTER");
@@ -57,7 +58,7 @@ void add_train(CLI::App& app) {
   sub->add_option("--val-fraction", o->val_fraction, "of the documents, by whole conversations")->capture_default_str()->group(run);
   sub->add_option("--validate-every", o->validate_every, "steps (0: at the end)")->capture_default_str()->check(not_negative())->group(run);
   sub->add_option("--save-every", o->save_every, "steps between checkpoints (0: at the end and on a stop)")->capture_default_str()->check(not_negative())->group(run);
-  sub->add_option("--keep", o->keep, "checkpoints kept")->capture_default_str()->check(positive())->group(run);
+  sub->add_option("--keep", o->keep, "newest checkpoints kept, beside the best by validation")->capture_default_str()->check(positive())->group(run);
   sub->add_option("--time-limit", o->time_limit_s, "seconds; then checkpoint and exit 75")->capture_default_str()->check(not_negative())->group(run);
   sub->add_option("--on-nonfinite", o->on_nonfinite, "a gradient that is not finite: skip its step, or stop")->capture_default_str()->group(run);
   sub->add_flag("--resume", o->resume, "said for clarity: the same run always resumes")->group(run);

@@ -404,3 +404,47 @@ TEST_CASE("extract --inspect prints whole lines", "[cli]") {
   CHECK(ran.out[ran.out.size() - 2] != '\n');
   CHECK(ran.out.find("samples            12, the longest of") != std::string::npos);
 }
+
+TEST_CASE("a store of weight w gives each document w times an epoch", "[train][store]") {
+  const Bench b(30, 8);
+  const auto more = b.scratch.put("more.jsonl", tiny_rows(16, 8, 5));
+  const auto first = b.make_store(), second = b.at("second");
+  run_ok({"extract", "--target", b.target, "--data", more, "--out", second, "--taps", "1,2,3", "--codec", "raw"});
+  auto dataset = [&](const std::vector<double>& weights) {
+    std::vector<std::unique_ptr<SampleSource>> sources;
+    for (const auto& path : {first, second}) sources.push_back(open_store(path));
+    return train::Dataset(std::move(sources), 0, 3, weights);
+  };
+  const train::Dataset plain = dataset({}), ones = dataset({1, 1}), weighted = dataset({0.5, 2.25});
+  CHECK(plain.epoch_size() == static_cast<int64_t>(plain.training().size()));
+  for (int64_t i = 0; i < 2 * plain.epoch_size(); ++i) CHECK(plain.draw(i).document.id == ones.draw(i).document.id);
+
+  int64_t n_first = 0, n_second = 0;
+  for (const auto& d : weighted.training()) ++(d.source->path() == first ? n_first : n_second);
+  REQUIRE(n_first >= 28);
+  REQUIRE(n_second == 16);
+  CHECK(weighted.epoch_size() == (n_first + 1) / 2 + 36);
+  std::set<uint64_t> halves[2];
+  std::set<std::pair<uint64_t, int64_t>> visits;  // what is drawn in a document differs at every visit
+  for (int64_t epoch = 0; epoch < 2; ++epoch) {
+    std::map<uint64_t, int> count;
+    for (int64_t i = 0; i < weighted.epoch_size(); ++i) {
+      const auto draw = weighted.draw(epoch * weighted.epoch_size() + i);
+      ++count[draw.document.id];
+      CHECK(visits.emplace(draw.document.id, draw.epoch).second);
+      if (draw.document.source->path() == first) halves[epoch].insert(draw.document.id);
+    }
+    int twice = 0, thrice = 0;
+    for (const auto& d : weighted.training()) {
+      const int n = count[d.id];
+      if (d.source->path() == first) CHECK(n <= 1);
+      else twice += n == 2, thrice += n == 3;
+    }
+    CHECK(twice == 12);
+    CHECK(thrice == 4);
+  }
+  CHECK(halves[0] != halves[1]);  // another half each epoch
+  const train::Dataset again = dataset({0.5, 2.25});
+  for (int64_t i = 0; i < 2 * weighted.epoch_size(); ++i) CHECK(again.draw(i).document.id == weighted.draw(i).document.id);
+  CHECK_THROWS(dataset({0, 0}));
+}

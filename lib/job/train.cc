@@ -37,6 +37,9 @@ std::vector<LayerType> layer_types(const TrainOptions& o) {
 
 void check_options(const TrainOptions& o) {
   if (o.stores.empty()) fail_usage("train needs --store STORE (made by 'dspark extract')");
+  if (!o.store_weights.empty() && o.store_weights.size() != o.stores.size()) fail_usage("--store-weights: {} weights for {} stores", o.store_weights.size(), o.stores.size());
+  for (double w : o.store_weights)
+    if (!(w >= 0 && w <= 1000)) fail_usage("--store-weights {}: from 0 to 1000 visits an epoch", w);
   if (o.target.empty()) fail_usage("train needs --target TARGET");
   if (o.out.empty()) fail_usage("train needs --out DIR");
   if (o.algorithm != "dspark" && o.algorithm != "dflash") fail_usage("--algorithm {}: dspark or dflash", o.algorithm);
@@ -164,7 +167,7 @@ OrderedJson run_identity(const TrainOptions& o, const DrafterConfig& c, const st
                      {"algorithm", o.algorithm}, {"loss", o.loss}, {"layers", o.layers}, {"block", o.block}, {"rank", c.rank}, {"steps", steps}, {"batch_docs", batch_docs},
                      {"row_tokens", o.row_tokens}, {"anchors", o.anchors}, {"optimizer", o.optimizer}, {"lr", o.lr}, {"muon_lr", o.muon_lr}, {"weight_decay", o.weight_decay}, {"muon_weight_decay", o.muon_weight_decay}, {"clip", o.clip}, {"decay", o.decay},
                      {"warmup", o.warmup}, {"denominator", o.denominator}, {"slots", o.slots}, {"label", o.label}, {"dpace", o.dpace}, {"detach_confidence", o.detach_confidence}, {"tap_noise", o.tap_noise},
-                     {"anchors_per", o.anchors_per}, {"schedule", o.schedule}, {"weights", o.weights}, {"precision", o.common.precision}, {"seed", o.common.seed}, {"warm_start", o.warm_start}};
+                     {"anchors_per", o.anchors_per}, {"schedule", o.schedule}, {"weights", o.weights}, {"precision", o.common.precision}, {"seed", o.common.seed}, {"warm_start", o.warm_start}, {"store_weights", o.store_weights}};
 }
 
 void check_same_run(const Json& saved, const OrderedJson& now, const fs::path& out) {
@@ -196,7 +199,7 @@ void run_train(const TrainOptions& given) {
     check_store(sources.back()->identity(), files, path);
     for (const auto& p : sources.back()->problems()) log_warn("{}: {}", path.string(), p.text());
   }
-  const train::Dataset data(std::move(sources), o.val_fraction, o.common.seed);
+  const train::Dataset data(std::move(sources), o.val_fraction, o.common.seed, o.store_weights);
   const auto& identity = data.identity();
   std::vector<TapLayer> taps;
   if (o.taps == "store")
@@ -223,7 +226,7 @@ void run_train(const TrainOptions& given) {
 
   const int64_t batch_docs = o.batch_docs > 0 ? o.batch_docs : std::min<int64_t>(512, std::max<int64_t>(1, static_cast<int64_t>(data.training().size()) / 8));
   const auto n_docs = static_cast<int64_t>(data.training().size());
-  const int64_t steps = o.steps > 0 ? o.steps : std::max<int64_t>(1, static_cast<int64_t>(std::llround(o.epochs * static_cast<double>(n_docs) / static_cast<double>(batch_docs))));
+  const int64_t steps = o.steps > 0 ? o.steps : std::max<int64_t>(1, static_cast<int64_t>(std::llround(o.epochs * static_cast<double>(data.epoch_size()) / static_cast<double>(batch_docs))));
   auto backend = make_job_backend(o.common);
   if (o.plan || o.common.dry_run) {
     const int64_t context = std::max(o.row_tokens, data.longest());
@@ -302,7 +305,7 @@ void run_train(const TrainOptions& given) {
     }
   };
   train::Trainer trainer(drafter, target, data, pack, objective, optimizer, t);
-  const int64_t first = trainer.prepare(checkpoint.has_value());
+  if (checkpoint) trainer.resume(*checkpoint);
   int64_t trainable = 0, parameters = 0;
   for (const auto& p : drafter.parameters()) {
     parameters += p.value.size();
@@ -312,14 +315,16 @@ void run_train(const TrainOptions& given) {
            config.vocab, parameters, trainable, backend->describe());
   log_info("{} documents ({} for validation, {} without an anchor), {} steps of {} documents, arena {}", n_docs, data.validation().size(), data.unused(), steps, batch_docs,
            format_bytes(static_cast<double>(trainer.arena_bytes())));
-  if (checkpoint) log_info("resuming {} at step {}", o.out.string(), first);
+  if (checkpoint) log_info("resuming {} at step {}", o.out.string(), checkpoint->step);
   const auto result = trainer.run();
   if (!shared) ctx.free(target.head.value);
   ctx.free(target.norm);
   json.write(OrderedJson{{"phase", result.stopped ? "stopped" : "done"}, {"steps", result.steps}, {"skipped", result.skipped}, {"seconds", now_s() - start},
                          {"train_seconds", result.seconds}, {"validation_tau", result.has_validation ? result.validation.tau() : 0.0},
-                         {"parameters", parameters}, {"trainable", trainable}, {"peak_rss_bytes", peak_rss_bytes()}});
+                         {"best_step", result.best ? result.best->checkpoint.step : -1}, {"parameters", parameters}, {"trainable", trainable}, {"peak_rss_bytes", peak_rss_bytes()}});
   if (result.stopped) stopped(fmt::format("checkpoint of step {} written; start the same command again to go on", result.steps).c_str());
+  if (result.best && o.validate_every > 0)
+    log_info("best validation: tau {:.3f} at step {}, kept in {}", result.best->tau, result.best->checkpoint.step, result.best->checkpoint.folder.string());
   log_info("{}: done in {}, drafter in {}", o.out.string(), format_seconds(result.seconds), o.out.string());
 }
 

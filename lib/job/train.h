@@ -11,6 +11,7 @@ namespace dspark::job {
 struct TrainOptions {
   CommonOptions common;
   std::vector<fs::path> stores;
+  std::vector<double> store_weights;  // one a store, or none
   fs::path target, out, init;
   std::string recipe = "deepspec", algorithm = "dspark", markov = "vanilla", layout = "anchor", warm_start = "target", taps = "store",
               layer_types = "full", window_rule = "served", optimizer = "adamw", loss, denominator = "pooled",

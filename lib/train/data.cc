@@ -1,6 +1,7 @@
 #include "train/data.h"
 
 #include <algorithm>
+#include <cmath>
 #include <numeric>
 #include <unordered_map>
 
@@ -37,7 +38,7 @@ class Conversations {
 
 }  // namespace
 
-Dataset::Dataset(std::vector<std::unique_ptr<SampleSource>> sources, double val_fraction, uint64_t seed)
+Dataset::Dataset(std::vector<std::unique_ptr<SampleSource>> sources, double val_fraction, uint64_t seed, std::vector<double> weights)
     : sources_(std::move(sources)), seed_(seed) {
   DS_REQUIRE(!sources_.empty(), "no store to train on");
   std::vector<DocumentRef> all;
@@ -69,23 +70,58 @@ Dataset::Dataset(std::vector<std::unique_ptr<SampleSource>> sources, double val_
   for (const auto& d : training_) tokens_ += d.n_tokens;
   DS_REQUIRE(!training_.empty(), "{}: a validation fraction of {} took all {} samples, which go by whole conversations; ask for less, or try another seed",
              sources_.front()->path().string(), val_fraction, all.size());
+
+  shares_.resize(sources_.size());
+  for (size_t i = 0; i < training_.size(); ++i) {
+    const auto source = std::find_if(sources_.begin(), sources_.end(), [&](const auto& s) { return s.get() == training_[i].source; });
+    shares_[static_cast<size_t>(source - sources_.begin())].documents.push_back(static_cast<int32_t>(i));
+  }
+  for (size_t s = 0; s < shares_.size(); ++s) {
+    Share& share = shares_[s];
+    const double weight = weights.empty() ? 1.0 : weights[s];
+    share.whole = static_cast<int64_t>(weight);
+    share.extra = std::llround((weight - static_cast<double>(share.whole)) * static_cast<double>(share.documents.size()));
+    epoch_size_ += share.whole * static_cast<int64_t>(share.documents.size()) + share.extra;
+    copies_ = std::max(copies_, share.whole + (share.extra > 0 ? 1 : 0));
+  }
+  DS_REQUIRE(epoch_size_ > 0, "an epoch has no document: the stores' weights are too small for their {} documents", training_.size());
+}
+
+std::vector<Dataset::Visit> Dataset::make_epoch(int64_t epoch) const {
+  std::vector<Visit> visits;
+  visits.reserve(static_cast<size_t>(epoch_size_));
+  for (size_t s = 0; s < shares_.size(); ++s) {
+    const Share& share = shares_[s];
+    for (int64_t copy = 0; copy < share.whole; ++copy)
+      for (int32_t d : share.documents) visits.push_back({d, static_cast<int32_t>(copy)});
+    if (share.extra == 0) continue;
+    // The first of a shuffle of their own: its substreams begin behind every epoch's.
+    std::vector<int32_t> some = share.documents;
+    const Rng rng(seed_, RngStream::shuffle, static_cast<uint64_t>(epoch) + ((s + 1) << 40));
+    for (int64_t i = 0; i < share.extra; ++i) {
+      const auto left = static_cast<uint64_t>(some.size()) - static_cast<uint64_t>(i);
+      std::swap(some[static_cast<size_t>(i)], some[static_cast<size_t>(i) + static_cast<size_t>(rng.below(static_cast<uint64_t>(i), left))]);
+      visits.push_back({some[static_cast<size_t>(i)], static_cast<int32_t>(share.whole)});
+    }
+  }
+  // By document, whatever its store: one store of weight 1 and two of its halves are the same stream.
+  std::sort(visits.begin(), visits.end(), [](const Visit& a, const Visit& b) { return a.copy != b.copy ? a.copy < b.copy : a.document < b.document; });
+  const Rng rng(seed_, RngStream::shuffle, static_cast<uint64_t>(epoch));
+  for (int64_t i = static_cast<int64_t>(visits.size()) - 1; i > 0; --i)
+    std::swap(visits[static_cast<size_t>(i)], visits[static_cast<size_t>(rng.below(static_cast<uint64_t>(i), static_cast<uint64_t>(i + 1)))]);
+  return visits;
 }
 
 Dataset::Draw Dataset::draw(int64_t position) const {
-  const auto n = static_cast<int64_t>(training_.size());
-  const int64_t epoch = position / n;
+  const int64_t epoch = position / epoch_size_;
   auto it = std::find_if(orders_.begin(), orders_.end(), [&](const auto& o) { return o.first == epoch; });
   if (it == orders_.end()) {
-    std::vector<int32_t> order(static_cast<size_t>(n));
-    std::iota(order.begin(), order.end(), 0);
-    const Rng rng(seed_, RngStream::shuffle, static_cast<uint64_t>(epoch));
-    for (int64_t i = n - 1; i > 0; --i)
-      std::swap(order[i], order[static_cast<int64_t>(rng.below(static_cast<uint64_t>(i), static_cast<uint64_t>(i + 1)))]);
     if (orders_.size() >= 2) orders_.erase(orders_.begin());
-    orders_.emplace_back(epoch, std::move(order));
+    orders_.emplace_back(epoch, make_epoch(epoch));
     it = orders_.end() - 1;
   }
-  return {training_[static_cast<size_t>(it->second[static_cast<size_t>(position % n)])], epoch};
+  const Visit& visit = it->second[static_cast<size_t>(position % epoch_size_)];
+  return {training_[static_cast<size_t>(visit.document)], epoch * copies_ + visit.copy};
 }
 
 std::vector<int64_t> count_labels(const Dataset& data, int64_t vocab) {

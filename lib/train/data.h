@@ -2,7 +2,8 @@
 //
 // A Dataset is one or more stores, split into training and validation documents by conversation: the rows of one are never on
 // both sides, since a later one repeats the text of those before it. The order is a function of the seed alone: step s takes
-// documents [s*N, (s+1)*N) of the endless stream of shuffled epochs, so that resuming needs no state. A StepBatch is a step's
+// documents [s*N, (s+1)*N) of the endless stream of shuffled epochs, so that resuming needs no state. A store of weight w gives
+// each of its documents w times an epoch; of the fraction, each epoch draws which documents have it. A StepBatch is a step's
 // documents packed whole into rows of about `row_tokens`; rows are the micro-steps.
 #pragma once
 
@@ -26,8 +27,9 @@ struct DocumentRef {
 
 class Dataset {
  public:
-  // Keeps documents with at least one anchor candidate possible (2 masked tokens); the rest are counted.
-  Dataset(std::vector<std::unique_ptr<formats::SampleSource>> sources, double val_fraction, uint64_t seed);
+  // Keeps documents with at least one anchor candidate possible (2 masked tokens); the rest are counted. A document that several
+  // stores have is the first one's. `weights`: one a source, or none for 1 each.
+  Dataset(std::vector<std::unique_ptr<formats::SampleSource>> sources, double val_fraction, uint64_t seed, std::vector<double> weights = {});
 
   const std::vector<DocumentRef>& training() const { return training_; }
   const std::vector<DocumentRef>& validation() const { return validation_; }
@@ -35,8 +37,10 @@ class Dataset {
   int64_t unused() const { return unused_; }  // documents without a possible anchor
   int64_t longest() const { return longest_; }
   int64_t training_tokens() const { return tokens_; }
+  int64_t epoch_size() const { return epoch_size_; }  // documents an epoch, repeated ones as often as they come
 
-  // Document number `position` of the endless training stream, and the epoch it belongs to.
+  // Document number `position` of the endless training stream. `epoch` differs between any two visits to the same document: what
+  // is drawn in it (anchors, noise) differs too.
   struct Draw {
     DocumentRef document;
     int64_t epoch;
@@ -44,11 +48,21 @@ class Dataset {
   Draw draw(int64_t position) const;
 
  private:
+  struct Visit {
+    int32_t document, copy;
+  };
+  std::vector<Visit> make_epoch(int64_t epoch) const;
+
   std::vector<std::unique_ptr<formats::SampleSource>> sources_;
   std::vector<DocumentRef> training_, validation_;
   uint64_t seed_;
-  int64_t unused_ = 0, longest_ = 0, tokens_ = 0;
-  mutable std::vector<std::pair<int64_t, std::vector<int32_t>>> orders_;  // the last few epochs' permutations
+  int64_t unused_ = 0, longest_ = 0, tokens_ = 0, epoch_size_ = 0, copies_ = 1;
+  struct Share {  // of a source in an epoch
+    int64_t whole = 1, extra = 0;  // each document `whole` times, `extra` of them once more
+    std::vector<int32_t> documents;
+  };
+  std::vector<Share> shares_;
+  mutable std::vector<std::pair<int64_t, std::vector<Visit>>> orders_;  // the last few epochs
 };
 
 // Counts of label tokens over the training documents, [V].
