@@ -131,7 +131,8 @@ void loss_rows(OpRun& run) {
   a.scale = run.given("scale", Kind::acc, 1, kNumTerms, ramp(kNumTerms, 1, 0.5));
   a.coef = {0.1, 1.8, 0.5, 0.25, 0.25, 0.5, 0.5, 0};
   a.hidden_cols = cols;
-  a.chunks = {{0, run.units(n), 0, 4}};
+  const LossChunk whole{0, run.units(n), 0, 4};
+  a.chunks = {&whole, 1};
   a.slot_out = run.row_output("slot_out", Kind::acc, n, 1, kSlotOutCols);
   a.d_joint = run.row_output("d_joint", Kind::acc, n, 1, cols);
   a.work = run.work_bytes(vocab_loss_work(run.ctx(), run.units(n), 4, vocab, cols));

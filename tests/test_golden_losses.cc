@@ -103,7 +103,8 @@ Result run_term(Context& ctx, const Slots& s, Term term) {
   a.scale = upload(acc, 1, kNumTerms, std::vector<double>(kNumTerms, 1 / (static_cast<double>(s.n()) + 1e-5)));
   a.coef[term] = 1;
   a.hidden_cols = s.vocab;
-  a.chunks = {{0, s.n(), 0, s.n()}};
+  const LossChunk whole{0, s.n(), 0, s.n()};
+  a.chunks = {&whole, 1};
   a.slot_out = make(acc, s.n(), kSlotOutCols);
   a.d_joint = make(acc, s.n(), s.vocab);
   a.work = make(DType::u8, 1, vocab_loss_work(ctx, s.n(), s.n(), s.vocab, s.vocab));

@@ -88,7 +88,8 @@ TEST_CASE("the plan counts the loss head chunk by chunk", "[plan]") {
   a.hidden_cols = 16;
   a.slot_out = ctx.allocate(DType::f32, 10, kSlotOutCols);
   a.d_joint = ctx.allocate(DType::f32, 10, 24);
-  a.chunks = {{0, 6, 0, 4}, {6, 4, 3, 3}};
+  const LossChunk chunks[] = {{0, 6, 0, 4}, {6, 4, 3, 3}};
+  a.chunks = chunks;
   a.work = ctx.allocate(DType::u8, 1, vocab_loss_work(ctx, 6, 4, 100, 24));
   a.backward = false;
   vocab_loss(ctx, a);

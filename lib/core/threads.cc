@@ -42,7 +42,7 @@ struct ThreadPool::Impl {
   std::atomic<uint32_t> running{0};     // workers that are not done with it
   bool stop = false;                    // this and the next lines are written before generation changes
   int64_t n = 0, share = 0;
-  const std::function<void(int64_t, int64_t, int)>* body = nullptr;
+  const LoopBody* body = nullptr;
   std::mutex error_mutex;
   std::exception_ptr error;
 
@@ -84,8 +84,7 @@ ThreadPool::~ThreadPool() {
 
 int ThreadPool::size() const { return static_cast<int>(impl_->workers.size()) + 1; }
 
-void ThreadPool::parallel_for(int64_t n, int64_t grain,
-                              const std::function<void(int64_t, int64_t, int)>& body) {
+void ThreadPool::parallel_for(int64_t n, int64_t grain, const LoopBody& body) {
   if (n <= 0) return;
   const int64_t parts = std::min<int64_t>(size(), (n + std::max<int64_t>(grain, 1) - 1) / std::max<int64_t>(grain, 1));
   if (parts <= 1) return body(0, n, 0);

@@ -4,10 +4,23 @@
 #pragma once
 
 #include <cstdint>
-#include <functional>
 #include <memory>
 
 namespace dspark {
+
+// Refers to a callable body(begin, end, thread) that outlives the loop. A std::function would allocate once a loop, and a
+// training step is thousands of loops.
+class LoopBody {
+ public:
+  template <typename F>
+  LoopBody(const F& f)
+      : object_(&f), call_([](const void* object, int64_t begin, int64_t end, int thread) { (*static_cast<const F*>(object))(begin, end, thread); }) {}
+  void operator()(int64_t begin, int64_t end, int thread) const { call_(object_, begin, end, thread); }
+
+ private:
+  const void* object_;
+  void (*call_)(const void*, int64_t, int64_t, int);
+};
 
 class ThreadPool {
  public:
@@ -19,7 +32,7 @@ class ThreadPool {
   int size() const;
   // Calls body(begin, end, thread) for disjoint shares of [0, n), each at least `grain` long; returns when all are done.
   // Exceptions thrown by a share are rethrown here. Not re-entrant: a body must not call parallel_for on the same pool.
-  void parallel_for(int64_t n, int64_t grain, const std::function<void(int64_t begin, int64_t end, int thread)>& body);
+  void parallel_for(int64_t n, int64_t grain, const LoopBody& body);
 
  private:
   struct Impl;

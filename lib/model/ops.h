@@ -17,6 +17,7 @@
 #include <array>
 #include <cmath>
 #include <cstdint>
+#include <span>
 #include <vector>
 
 #include "model/context.h"
@@ -161,7 +162,7 @@ struct VocabLoss {
   Tensor conf_e;       // act [S, R] (joint's own columns for the vanilla head) when conf_w has D+R columns; else empty
   int64_t hidden_cols = 0;              // D
   bool detach_confidence = false;       // the confidence loss stops at its own weights
-  std::vector<LossChunk> chunks;
+  std::span<const LossChunk> chunks;    // on the host
   bool backward = true;                 // false: validation, only slot_out
   // outputs
   Tensor slot_out;     // acc [S, kSlotOutCols]
