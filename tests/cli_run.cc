@@ -10,6 +10,7 @@
 
 #include <algorithm>
 #include <catch2/catch.hpp>
+#include <sstream>
 
 #include "core/error.h"
 #include "core/files.h"
@@ -32,7 +33,7 @@ namespace {
   // exec gives root what the bounding set still holds.
   if (options.without_override && ::geteuid() == 0)
     if (::prctl(PR_CAPBSET_DROP, CAP_DAC_OVERRIDE) != 0 || ::prctl(PR_CAPBSET_DROP, CAP_DAC_READ_SEARCH) != 0) ::_exit(126);
-  ::execv(argv[0], argv);
+  ::execvp(argv[0], argv);
   ::_exit(127);
 }
 
@@ -46,7 +47,10 @@ Process::Process(const std::vector<std::string>& arguments, const RunOptions& op
   std::string name = (fs::temp_directory_path() / "dspark_run_XXXXXX").string();
   REQUIRE(::mkdtemp(name.data()));
   folder_ = name;
-  std::vector<std::string> text{DSPARK_BINARY};
+  std::vector<std::string> text;
+  std::istringstream emulator(DSPARK_EMULATOR);
+  for (std::string part; emulator >> part;) text.push_back(part);
+  text.push_back(DSPARK_BINARY);
   text.insert(text.end(), arguments.begin(), arguments.end());
   std::vector<char*> argv;
   for (auto& t : text) argv.push_back(t.data());
