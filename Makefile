@@ -6,8 +6,9 @@ JOBS ?= $(shell nproc)
 CMAKE_FLAGS ?=
 PACKAGES := g++ cmake ninja-build pkg-config ccache libcli11-dev libfmt-dev libzstd-dev nlohmann-json3-dev libpcre2-dev \
             libutf8proc-dev zlib1g-dev libboost1.81-dev libssl-dev catch2 python3 python3-pip
+ARM64_PACKAGES := g++-aarch64-linux-gnu qemu-user libzstd-dev:arm64 libpcre2-dev:arm64 libutf8proc-dev:arm64 zlib1g-dev:arm64 libssl-dev:arm64
 
-.PHONY: all build deps model test test-peers demo install clean format asan tsan static
+.PHONY: all build deps model test test-peers bench-peers demo install clean format asan tsan static arm64
 
 all: build
 
@@ -41,6 +42,10 @@ test-peers: build model
 	@cache="$$(tests/peers/setup.sh)" && "$$cache/venv/bin/python" tests/peers/check.py --dspark $(BUILD)/dspark \
 	  --tests $(BUILD)/dspark_tests --target "$$(third_party/fetch_model.sh)" --cache "$$cache" --out $(BUILD)/peers
 
+# One training step of dspark and of speculators, in turns, on the same shapes: `make bench-peers FLAGS="--shapes small"`.
+bench-peers: build
+	@cache="$$(tests/peers/setup.sh)" && "$$cache/venv/bin/python" tests/peers/bench.py --dspark $(BUILD)/dspark $(FLAGS)
+
 demo: build model
 	@python3 tests/demo/demo.py --dspark $(BUILD)/dspark --target "$$(third_party/fetch_model.sh)" --out $(BUILD)/demo
 
@@ -61,3 +66,11 @@ tsan:
 
 static:
 	@$(MAKE) build BUILD=build-static CMAKE_FLAGS="-DDSPARK_STATIC=ON -DDSPARK_TESTS=OFF"
+
+# For 64-bit ARM with Debian's cross compiler; the tests run there under qemu-user.
+arm64: deps
+	@if ! dpkg-query -W -f '$${db:Status-Status}\n' $(ARM64_PACKAGES) 2>/dev/null | awk '{n += $$0 == "installed"} END {exit n != $(words $(ARM64_PACKAGES))}'; then \
+	  if [ "$$(id -u)" = 0 ]; then sudo=""; else sudo=sudo; fi; \
+	  echo "installing $(ARM64_PACKAGES)"; \
+	  $$sudo dpkg --add-architecture arm64 && $$sudo apt-get update -qq && DEBIAN_FRONTEND=noninteractive $$sudo apt-get install -y -qq --no-install-recommends $(ARM64_PACKAGES) >/dev/null; fi
+	@$(MAKE) build BUILD=build-arm64 CMAKE_FLAGS="-DCMAKE_TOOLCHAIN_FILE=$(CURDIR)/third_party/aarch64.cmake"
