@@ -4,6 +4,7 @@
 #include "core/rng.h"
 #include "job/bench_gemm.h"
 #include "model/ops_cpu/gemm.h"
+#include "model/ops_cpu/gemm_table.h"
 
 #include <cmath>
 #include <cstring>
@@ -246,6 +247,29 @@ TEST_CASE("a row's bits depend neither on M, on N, on threads nor on packing", "
             for (int64_t i = 0; i < m; ++i) CHECK(c.at(i, 0) == all.at(i, j));
           }
         }
+  }
+}
+
+TEST_CASE("the first rows of a packed B are B's first rows", "[gemm]") {
+  ThreadPool two(2);
+  for (const Kernel* kernel : available_kernels()) {
+    GemmContext ctx(two, *kernel);
+    for (DType in : {DType::f32, DType::bf16})
+      for (int64_t k : {64, 1056}) {
+        const int64_t m = 45, n = 101, whole = k + 192;
+        CAPTURE(kernel->name(), dtype_name(in), k);
+        const Matrix a(Values(m, whole, in, 1), false, in, 3), b(Values(n, whole, in, 2), false, in, 1);
+        std::vector<std::byte> memory(static_cast<size_t>(packed_b_bytes(*kernel, in, n, whole)) + 64);
+        void* aligned = memory.data() + (64 - reinterpret_cast<uintptr_t>(memory.data()) % 64);
+        const PackedB packed = pack_b_nt(ctx, n, whole, b.ref(), aligned), prefix = packed_prefix(packed, k);
+        REQUIRE(prefix.data != nullptr);
+        Output c(m, n, DType::f32, 1), d(m, n, DType::f32, 1);
+        gemm_packed(ctx, m, n, k, a.ref(), prefix, c.out());
+        gemm_nt(ctx, m, n, k, a.ref(), b.ref(), d.out());
+        CHECK(c.bytes == d.bytes);
+        CHECK(packed_prefix(packed, whole + 1).data == nullptr);
+        if (in == DType::bf16 && kernel->table().k_unit_bf16 > 1) CHECK(packed_prefix(packed, k + 1).data == nullptr);
+      }
   }
 }
 

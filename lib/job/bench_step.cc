@@ -102,6 +102,7 @@ BenchStepResult bench_step(const BenchStepOptions& o) {
   drafter.refresh();
   train::TargetHead target;
   target.head.value = drafter.find("lm_head.weight")->value;  // the target's head is the same memory
+  target.head.first_columns_of = &drafter.head;
   refresh(ctx, {&target.head});
   target.apply_norm = false;
 

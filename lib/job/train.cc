@@ -165,7 +165,7 @@ OrderedJson run_identity(const TrainOptions& o, const DrafterConfig& c, const st
   for (int32_t id : kept) kept_text += fmt::format("{},", id);
   return OrderedJson{{"drafter", sha256_hex(drafter_config_json(c, w))}, {"draft_vocabulary", sha256_hex(kept_text)}, {"documents", sha256_hex(ids)},
                      {"algorithm", o.algorithm}, {"loss", o.loss}, {"layers", o.layers}, {"block", o.block}, {"rank", c.rank}, {"steps", steps}, {"batch_docs", batch_docs},
-                     {"row_tokens", o.row_tokens}, {"anchors", o.anchors}, {"optimizer", o.optimizer}, {"lr", o.lr}, {"muon_lr", o.muon_lr}, {"weight_decay", o.weight_decay}, {"muon_weight_decay", o.muon_weight_decay}, {"clip", o.clip}, {"decay", o.decay},
+                     {"row_tokens", o.row_tokens}, {"chunk_slots", o.chunk_slots}, {"anchors", o.anchors}, {"optimizer", o.optimizer}, {"lr", o.lr}, {"muon_lr", o.muon_lr}, {"weight_decay", o.weight_decay}, {"muon_weight_decay", o.muon_weight_decay}, {"clip", o.clip}, {"decay", o.decay},
                      {"warmup", o.warmup}, {"denominator", o.denominator}, {"slots", o.slots}, {"label", o.label}, {"dpace", o.dpace}, {"detach_confidence", o.detach_confidence}, {"tap_noise", o.tap_noise},
                      {"anchors_per", o.anchors_per}, {"schedule", o.schedule}, {"weights", o.weights}, {"precision", o.common.precision}, {"seed", o.common.seed}, {"warm_start", o.warm_start}, {"store_weights", o.store_weights}};
 }
@@ -260,9 +260,10 @@ void run_train(const TrainOptions& given) {
   train::TargetHead target;
   const auto head = from_target("lm_head.weight");
   const Tensor own_head = drafter.find("lm_head.weight")->value;
-  const bool shared = same_values(ctx, own_head, head);  // the drafter's frozen copy is the target's head
+  const bool shared = !drafter.find("lm_head.weight")->trainable && same_values(ctx, own_head, head);  // its copy of the target's head
   target.head.value = shared ? own_head : ctx.allocate(ctx.act_dtype(), config.draft_vocab, config.target_hidden);
   if (!shared) ctx.upload_now(target.head.value, {head.data(), DType::f32, config.draft_vocab, config.target_hidden, config.target_hidden});
+  if (shared) target.head.first_columns_of = &drafter.head;
   refresh(ctx, {&target.head});
   const auto norm = files.tensor("model.norm.weight");
   target.norm = ctx.allocate(ctx.acc_dtype(), 1, config.target_hidden);

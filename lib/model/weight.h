@@ -22,6 +22,8 @@ struct Weight {
   Tensor value;  // [out, in] act dtype
   std::shared_ptr<WeightPacking> packing;
   bool needs_input_gradient = false;  // set before the first refresh: also pack for linear_dx
+  // `value` is the first columns of this weight's, which lives longer and was refreshed: its packing may serve both.
+  const Weight* first_columns_of = nullptr;
 
   int64_t out() const { return value.rows; }
   int64_t in() const { return value.cols; }

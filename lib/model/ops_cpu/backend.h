@@ -84,7 +84,7 @@ class CpuOps final : public Ops {
 // Packings of one weight for the kernel in use; built by `refresh`.
 class CpuPacking final : public WeightPacking {
  public:
-  // W as B of y = x W^T, and of dx = dy W. `backward.data` is null unless the weight needs input gradients.
+  // W as B of y = x W^T, and of dx = dy W. `backward.data` is null unless the weight needs input gradients and is not very large.
   PackedB forward, backward;
   // 64-byte aligned memory behind them, kept from one refresh to the next.
   void* memory(int which, int64_t bytes);
@@ -95,6 +95,8 @@ class CpuPacking final : public WeightPacking {
 };
 // The weight's packing; aborts when `refresh` was forgotten.
 const CpuPacking& packing(const Weight& w);
+// dx [rows, in] (+)= dy [rows, out] W, whether or not it was packed for that.
+void input_gradient(Machine& m, int64_t rows, const Weight& w, MatRef dy, MatOut dx, bool add);
 
 // ---- helpers of operator files
 // ---------------------------------------------------------------------------------------

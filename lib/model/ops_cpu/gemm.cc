@@ -36,6 +36,7 @@ struct Job {
   MatRef a, b;
   Layout a_layout, b_layout;
   const std::byte* packed;  // packed B, or null
+  int64_t panel_k;          // its panels' rows
   MatOut c;
   bool add;
   bool bf16_product;
@@ -163,7 +164,6 @@ void run_share(const Job& job, Range rows, Range cols, const GemmContext::Scratc
   if (pack) nc = std::min(nc, job.column_block());
   if (partial) nc = std::min(nc, kPartialColumns);
   const int64_t band = partial ? kPartialRows : rows.end - rows.begin;
-  const int64_t k_total_pad = round_up(job.k, job.k_unit());
   const int64_t mc = kRowBlock / job.mr() * job.mr();
   for (int64_t n0 = cols.begin; n0 < cols.end; n0 += nc) {
     const Range block_cols = {n0, std::min(n0 + nc, cols.end)};
@@ -177,7 +177,7 @@ void run_share(const Job& job, Range rows, Range cols, const GemmContext::Scratc
           pack_b(job, block_cols, k0, k_len, k_pad, static_cast<std::byte*>(scratch.b));
           b = static_cast<const std::byte*>(scratch.b);
         } else {
-          b = job.packed + n0 / job.table->nr * job.b_bytes(k_total_pad) + job.b_bytes(k0);
+          b = job.packed + n0 / job.table->nr * job.b_bytes(job.panel_k) + job.b_bytes(k0);
         }
         const int64_t row_blocks = ceil_div(m1 - m0, mc);
         for (int64_t i = 0; i < row_blocks; ++i) {
@@ -196,7 +196,7 @@ void run_share(const Job& job, Range rows, Range cols, const GemmContext::Scratc
           to.out_stride = to_c ? job.c.stride : sums_stride;
           to.out_bf16 = to_c && job.c.dtype == DType::bf16;
           tiles(job, block_rows, block_cols, panels, k_pad, static_cast<const std::byte*>(scratch.a), b,
-                job.b_bytes(pack ? k_pad : k_total_pad), to);
+                job.b_bytes(pack ? k_pad : job.panel_k), to);
         }
       }
     }
@@ -299,7 +299,7 @@ PackedB pack_all(GemmContext& ctx, int64_t n, int64_t k, const MatRef& w, Layout
     pack_b(task.job, {begin * task.nr, std::min(end * task.nr, task.n)}, 0, task.k, task.k_pad,
            task.memory + begin * task.job.b_bytes(task.k_pad));
   });
-  return {memory, w.dtype, n, k, &ctx.kernel()};
+  return {memory, w.dtype, n, k, &ctx.kernel(), task.k_pad};
 }
 
 }  // namespace
@@ -328,6 +328,14 @@ PackedB pack_b_nt(GemmContext& ctx, int64_t n, int64_t k, MatRef w, void* memory
 
 PackedB pack_b_nn(GemmContext& ctx, int64_t n, int64_t k, MatRef w, void* memory) {
   return pack_all(ctx, n, k, w, Layout::cols, memory);
+}
+
+PackedB packed_prefix(const PackedB& b, int64_t k) {
+  const int64_t unit = b.dtype == DType::bf16 ? b.kernel->table().k_unit_bf16 : 1;
+  PackedB prefix = b;
+  prefix.k = k;
+  if (k > b.k || (k < b.k && k % unit != 0)) prefix.data = nullptr;  // the last unit would hold what lies behind
+  return prefix;
 }
 
 void gemm_nt(GemmContext& ctx, int64_t m, int64_t n, int64_t k, MatRef a, MatRef b, MatOut c, bool add) {
@@ -364,6 +372,7 @@ void gemm_packed(GemmContext& ctx, int64_t m, int64_t n, int64_t k, MatRef a, co
   Job job = make_job(ctx, m, n, k, a, c, add);
   job.b.dtype = b.dtype;
   job.packed = static_cast<const std::byte*>(b.data);
+  job.panel_k = b.panel_k;
   run(job);
 }
 

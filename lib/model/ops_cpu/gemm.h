@@ -66,6 +66,7 @@ struct PackedB {
   DType dtype = DType::f32;
   int64_t n = 0, k = 0;
   const Kernel* kernel = nullptr;
+  int64_t panel_k = 0;  // rows of a panel, padding too
 };
 
 class GemmContext {
@@ -95,6 +96,8 @@ int64_t packed_b_bytes(const Kernel& kernel, DType dtype, int64_t n, int64_t k);
 // From W [N, K] (for C = A W^T) or from W [K, N] (for C = A W; an input gradient with W as it is stored).
 PackedB pack_b_nt(GemmContext& ctx, int64_t n, int64_t k, MatRef w, void* memory);
 PackedB pack_b_nn(GemmContext& ctx, int64_t n, int64_t k, MatRef w, void* memory);
+// The first k rows of a packed B; without data where a panel cannot be cut there.
+PackedB packed_prefix(const PackedB& b, int64_t k);
 
 // C [M, N] (+)= A [M, K] B [N, K]^T
 void gemm_nt(GemmContext& ctx, int64_t m, int64_t n, int64_t k, MatRef a, MatRef b, MatOut c, bool add = false);

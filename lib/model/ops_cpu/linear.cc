@@ -20,15 +20,32 @@ const CpuPacking& packing(const Weight& w) {
   return *p;
 }
 
+namespace {
+// Weights with more elements are multiplied with many rows at once in a backward (heads): packing them on the way costs little
+// there, and a copy of them much memory.
+constexpr int64_t kPackedForGradient = 16 << 20;
+}  // namespace
+
+void input_gradient(Machine& m, int64_t rows, const Weight& w, MatRef dy, MatOut dx, bool add) {
+  DS_ASSERT(w.needs_input_gradient, "a weight [{}, {}] was not packed for input gradients", w.out(), w.in());
+  if (const PackedB& b = packing(w).backward; b.data != nullptr)
+    gemm_packed(m.gemm(), rows, w.in(), w.out(), dy, b, dx, add);
+  else
+    gemm_nn(m.gemm(), rows, w.in(), w.out(), dy, mat(w.value), dx, add);  // the same bits
+}
+
 void CpuOps::refresh(Context&, const Refresh& a) {
   Weight& w = *a.w;
   if (!w.packing) w.packing = std::make_shared<CpuPacking>();
   auto& p = const_cast<CpuPacking&>(packing(w));
   const Kernel& kernel = m_.gemm().kernel();
   const DType dtype = w.value.dtype;
-  p.forward =
-      pack_b_nt(m_.gemm(), w.out(), w.in(), mat(w.value), p.memory(0, packed_b_bytes(kernel, dtype, w.out(), w.in())));
-  if (w.needs_input_gradient)
+  const PackedB* whole = w.first_columns_of ? &packing(*w.first_columns_of).forward : nullptr;
+  if (whole && packed_prefix(*whole, w.in()).data != nullptr)
+    p.forward = packed_prefix(*whole, w.in());
+  else
+    p.forward = pack_b_nt(m_.gemm(), w.out(), w.in(), mat(w.value), p.memory(0, packed_b_bytes(kernel, dtype, w.out(), w.in())));
+  if (w.needs_input_gradient && w.value.size() <= kPackedForGradient)
     p.backward = pack_b_nn(m_.gemm(), w.in(), w.out(), mat(w.value),
                            p.memory(1, packed_b_bytes(kernel, dtype, w.in(), w.out())));
 }
@@ -39,9 +56,7 @@ void CpuOps::linear(Context&, const Linear& a) {
 }
 
 void CpuOps::linear_dx(Context&, const LinearDx& a) {
-  const PackedB& b = packing(*a.w).backward;
-  DS_ASSERT(b.data != nullptr, "a weight [{}, {}] was not packed for input gradients", a.w->out(), a.w->in());
-  gemm_packed(m_.gemm(), a.dy.rows, a.w->in(), a.w->out(), mat(a.dy), b, mat_out(a.dx), a.write == Write::add);
+  input_gradient(m_, a.dy.rows, *a.w, mat(a.dy), mat_out(a.dx), a.write == Write::add);
 }
 
 void CpuOps::linear_dw(Context&, const LinearDw& a) {

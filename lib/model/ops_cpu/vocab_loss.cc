@@ -200,9 +200,7 @@ class Loss {
   void products_back(const LossChunk& c, Write write) {
     const bool half = a_.joint.dtype == DType::bf16;
     const MatRef g{BackendAccess::raw(draft_.data), a_.joint.dtype, half ? 2 * vocab_ : vocab_};
-    const PackedB& head = packing(*a_.head).backward;
-    DS_ASSERT(head.data != nullptr, "vocab_loss: the head was not packed for its input gradient");
-    gemm_packed(m_.gemm(), c.slots, a_.joint.cols, vocab_, g, head, mat_out(a_.d_joint.row_range(c.slot0, c.slots)));
+    input_gradient(m_, c.slots, *a_.head, g, mat_out(a_.d_joint.row_range(c.slot0, c.slots)), false);
     if (!a_.d_head) return;
     const Tensor x = a_.joint.row_range(c.slot0, c.slots).col_range(a_.joint.cols - a_.d_head.cols, a_.d_head.cols);
     gemm_tn(m_.gemm(), vocab_, x.cols, c.slots, g, mat(x), mat_out(a_.d_head), write == Write::add);
