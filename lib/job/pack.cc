@@ -82,7 +82,7 @@ void run_pack(const PackOptions& o) {
   }, w);
   read_drafter(o.out);  // what was written is a drafter
   log_info("{}: {} drafter of {} written", o.out.string(), o.to, o.drafter.string());
-  json.write(OrderedJson{{"drafter", o.drafter.string()}, {"out", o.out.string()}, {"format", o.to}, {"bytes", fs::file_size(o.out / "model.safetensors")}});
+  json.write(OrderedJson{{"drafter", o.drafter.string()}, {"out", o.out.string()}, {"format", o.to}, {"bytes", fs::file_size(o.out / "model.safetensors")}, {"peak_rss_bytes", peak_rss_bytes()}});
 }
 
 }  // namespace dspark::job

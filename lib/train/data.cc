@@ -52,7 +52,7 @@ Dataset::Dataset(std::vector<std::unique_ptr<SampleSource>> sources, double val_
         ++unused_;
         continue;
       }
-      all.push_back({source.get(), i, info.id, info.conversation, info.n_tokens});
+      all.push_back({source.get(), i, info.id, info.conversation, info.n_tokens, info.n_mask});
       longest_ = std::max(longest_, info.n_tokens);
     }
   }
@@ -85,6 +85,18 @@ Dataset::Dataset(std::vector<std::unique_ptr<SampleSource>> sources, double val_
     copies_ = std::max(copies_, share.whole + (share.extra > 0 ? 1 : 0));
   }
   DS_REQUIRE(epoch_size_ > 0, "an epoch has no document: the stores' weights are too small for their {} documents", training_.size());
+}
+
+int64_t Dataset::most_anchors(int64_t row_tokens, int64_t anchors) const {
+  int64_t one = 0;
+  double densest = 0;  // a row is no denser than its densest document
+  for (const auto* documents : {&training_, &validation_})
+    for (const DocumentRef& d : *documents) {
+      const int64_t n = std::min(anchors, d.n_mask);
+      one = std::max(one, n);
+      densest = std::max(densest, static_cast<double>(n) / static_cast<double>(d.n_tokens));
+    }
+  return std::max(one, static_cast<int64_t>(std::ceil(densest * static_cast<double>(row_tokens))));
 }
 
 std::vector<Dataset::Visit> Dataset::make_epoch(int64_t epoch) const {

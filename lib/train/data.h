@@ -22,7 +22,7 @@ struct DocumentRef {
   const formats::SampleSource* source = nullptr;
   int64_t index = 0;
   uint64_t id = 0, conversation = 0;
-  int64_t n_tokens = 0;
+  int64_t n_tokens = 0, n_mask = 0;
 };
 
 class Dataset {
@@ -37,6 +37,8 @@ class Dataset {
   int64_t unused() const { return unused_; }  // documents without a possible anchor
   int64_t longest() const { return longest_; }
   int64_t training_tokens() const { return tokens_; }
+  // Anchors that a row packed up to `row_tokens` has at most, `anchors` a document being drawn: what the arena is sized for.
+  int64_t most_anchors(int64_t row_tokens, int64_t anchors) const;
   int64_t epoch_size() const { return epoch_size_; }  // documents an epoch, repeated ones as often as they come
 
   // Document number `position` of the endless training stream. `epoch` differs between any two visits to the same document: what

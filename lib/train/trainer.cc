@@ -30,7 +30,8 @@ Trainer::Trainer(Drafter& drafter, TargetHead& target, const Dataset& data, cons
       optimizer_(drafter, optimizer) {
   options_.pack.gamma = objective.gamma;
   const int64_t context = std::max(options_.pack.row_tokens, data.longest());
-  const StepPlan plan = plan_step(drafter.config(), objective, target.apply_norm, precision_of(drafter.context()), context, context,
+  const int64_t anchors = std::min(context, options_.pack.anchors_per_row ? options_.pack.anchors : data.most_anchors(options_.pack.row_tokens, options_.pack.anchors));
+  const StepPlan plan = plan_step(drafter.config(), objective, target.apply_norm, precision_of(drafter.context()), context, anchors,
                                   options_.pack.chunk_slots);
   arena_bytes_ = plan.arena_bytes;
   step_ = std::make_unique<TrainStep>(drafter.context(), drafter, target, objective, arena_bytes_);
