@@ -1,0 +1,105 @@
+#include "cuda_emulation/streams.h"
+
+#include <algorithm>
+#include <deque>
+#include <memory>
+#include <vector>
+
+#include "cuda_emulation/block.h"
+
+namespace dspark::emulation {
+
+struct EventState {
+  uint64_t recorded = 0, done = 0;  // numbers of records
+};
+
+struct StreamState {
+  struct Item {
+    std::function<void()> work;         // empty: waits for, or completes, an event
+    EventState* event = nullptr;
+    uint64_t number = 0;
+    bool is_wait = false;
+  };
+  std::deque<Item> items;
+};
+
+namespace {
+
+std::vector<std::unique_ptr<StreamState>>& streams() {
+  static std::vector<std::unique_ptr<StreamState>> all;
+  return all;
+}
+
+bool runnable(const StreamState& s) { return !s.items.empty() && !(s.items.front().is_wait && s.items.front().event->done < s.items.front().number); }
+
+// One item of a random stream that can go on; false when none can.
+bool step() {
+  std::vector<StreamState*> ready;
+  for (const auto& s : streams())
+    if (runnable(*s)) ready.push_back(s.get());
+  if (ready.empty()) return false;
+  StreamState& s = *ready[random_below(ready.size())];
+  const StreamState::Item item = std::move(s.items.front());
+  s.items.pop_front();
+  if (item.work) item.work();
+  if (item.event != nullptr && !item.is_wait) item.event->done = std::max(item.event->done, item.number);
+  return true;
+}
+
+template <typename Done>
+void run_until(const Done& done, const char* what) {
+  while (!done())
+    if (!step()) throw Fault(std::string(what) + " waits for something that never happens");
+}
+
+void sometimes() {
+  while (random_below(4) == 0 && step()) {
+  }
+}
+
+}  // namespace
+
+StreamState* create_stream() {
+  streams().push_back(std::make_unique<StreamState>());
+  return streams().back().get();
+}
+
+void destroy_stream(StreamState* s) {
+  if (!s->items.empty()) throw Fault("a stream is destroyed while work waits in it");
+  std::erase_if(streams(), [&](const auto& p) { return p.get() == s; });
+}
+
+EventState* create_event() { return new EventState; }
+void destroy_event(EventState* e) {
+  for (const auto& s : streams())
+    for (const StreamState::Item& i : s->items)
+      if (i.event == e) throw Fault("an event is destroyed while a stream has yet to reach it");
+  delete e;
+}
+
+void enqueue(StreamState* s, std::function<void()> work) {
+  if (std::none_of(streams().begin(), streams().end(), [&](const auto& p) { return p.get() == s; })) throw Fault("work for a stream that does not exist");
+  s->items.push_back({std::move(work)});
+  sometimes();
+}
+
+void record(StreamState* s, EventState* e) {
+  s->items.push_back({{}, e, ++e->recorded, false});
+  sometimes();
+}
+
+void wait(StreamState* s, EventState* e) { s->items.push_back({{}, e, e->recorded, true}); }
+
+bool happened(EventState* e) { return e->done >= e->recorded; }
+
+void synchronize(EventState* e) {
+  run_until([&] { return happened(e); }, "an event");
+}
+void synchronize(StreamState* s) {
+  run_until([&] { return s->items.empty(); }, "a stream");
+}
+void synchronize_all() {
+  run_until([] { return std::all_of(streams().begin(), streams().end(), [](const auto& s) { return s->items.empty(); }); }, "the device");
+}
+
+}  // namespace dspark::emulation

@@ -1,0 +1,26 @@
+// Emulated streams and events. Work runs as late as it may: when the host waits for it, or at random before; among streams in any
+// order that events allow.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+
+namespace dspark::emulation {
+
+struct StreamState;
+struct EventState;
+
+StreamState* create_stream();
+void destroy_stream(StreamState* s);  // a Fault while work waits in it
+EventState* create_event();
+void destroy_event(EventState* e);
+
+void enqueue(StreamState* s, std::function<void()> work);
+void record(StreamState* s, EventState* e);
+void wait(StreamState* s, EventState* e);  // for the event's last record before this call
+bool happened(EventState* e);              // of its last record; runs nothing
+void synchronize(EventState* e);
+void synchronize(StreamState* s);
+void synchronize_all();
+
+}  // namespace dspark::emulation
