@@ -16,7 +16,7 @@
 
 namespace dspark::cuda {
 
-using Stream = cudaStream_t;
+using Stream = void*;  // a CUstream
 
 struct Dim {
   unsigned x = 1, y = 1, z = 1;
@@ -31,6 +31,9 @@ DS_DEVICE int64_t blocks_y() { return gridDim.y; }
 
 DS_DEVICE float bits_as_float(uint32_t u) { return __uint_as_float(u); }
 DS_DEVICE uint32_t float_as_bits(float f) { return __float_as_uint(f); }
+
+// sin and cos of pi x, |x| <= 1.
+DS_DEVICE void sin_cos_pi(float x, float& s, float& c) { sincospif(x, &s, &c); }
 
 // ---- memory ----------------------------------------------------------------------------------------------------------------
 
@@ -137,7 +140,7 @@ void launch(Stream stream, Dim grid, Dim block, int shared_bytes, void (*kernel)
     const cudaError_t e = cudaFuncSetAttribute(reinterpret_cast<const void*>(kernel), cudaFuncAttributeMaxDynamicSharedMemorySize, shared_bytes);
     check_launch(e, "ask for shared memory", cudaGetErrorString(e));
   }
-  kernel<<<dim3(grid.x, grid.y, grid.z), dim3(block.x, block.y, block.z), static_cast<size_t>(shared_bytes), stream>>>(static_cast<Params>(args)...);
+  kernel<<<dim3(grid.x, grid.y, grid.z), dim3(block.x, block.y, block.z), static_cast<size_t>(shared_bytes), static_cast<cudaStream_t>(stream)>>>(static_cast<Params>(args)...);
   const cudaError_t e = cudaGetLastError();
   check_launch(e, "launch a kernel", cudaGetErrorString(e));
 }

@@ -18,10 +18,10 @@ std::unique_ptr<model::Backend> make_job_backend(const CommonOptions& options) {
   else if (options.precision == "fp32") b.precision = model::Precision::fp32;
   else if (options.precision == "fp64") b.precision = model::Precision::fp64;
   else fail_usage("--precision {}: bf16, fp32 and fp64 exist", options.precision);
-  if (options.device.starts_with("cuda"))
-    fail("--device {}: this build has no CUDA backend; use --device cpu", options.device);
-  if (options.device != "auto" && options.device != "cpu") fail_usage("--device {}: auto and cpu exist", options.device);
-  b.device = b.precision == model::Precision::fp64 ? "ref" : "cpu";
+  const bool cuda = options.device.starts_with("cuda");
+  if (cuda && !model::is_registered_backend(options.device)) fail("--device {}: this build has no CUDA backend; use --device cpu", options.device);
+  if (options.device != "auto" && options.device != "cpu" && !cuda) fail_usage("--device {}: auto, cpu and cuda[:N] exist", options.device);
+  b.device = cuda ? options.device : b.precision == model::Precision::fp64 ? "ref" : "cpu";
   return model::make_backend(b);
 }
 

@@ -13,8 +13,8 @@ namespace dspark::model {
 enum class Precision : uint8_t { bf16, fp32, fp64, complex128 };
 
 struct BackendOptions {
-  std::string device = "cpu";             // cpu | ref | plan
-  Precision precision = Precision::bf16;  // cpu: bf16 or fp32; ref: fp64 or complex128; plan: the dtypes to plan for
+  std::string device = "cpu";             // cpu | ref | plan, or what was registered: cuda[:N]
+  Precision precision = Precision::bf16;  // cpu, cuda: bf16 or fp32; ref: fp64 or complex128; plan: the dtypes to plan for
   int threads = 0;                        // 0: all usable cores
   std::string cpu_kernel = "auto";        // matrix kernel by name
 };
@@ -48,6 +48,14 @@ class PlanBackend : public Backend {
   virtual int64_t allocated_bytes() const = 0;  // through Context::allocate, now
 };
 std::unique_ptr<PlanBackend> make_plan_backend(const BackendOptions& options);
+
+// Backends that this library does not know by name put themselves here before main: RegisteredBackend cuda("cuda", make). `make`
+// gets options whose device is the name, or the name and ":N".
+using BackendFactory = std::unique_ptr<Backend> (*)(const BackendOptions& options);
+struct RegisteredBackend {
+  RegisteredBackend(const std::string& name, BackendFactory make);
+};
+bool is_registered_backend(const std::string& device);
 
 // By options.device.
 std::unique_ptr<Backend> make_backend(const BackendOptions& options);

@@ -2,8 +2,10 @@
 #pragma once
 
 #include <bit>
+#include <cmath>
 #include <cstdint>
 #include <cstring>
+#include <numbers>
 #include <type_traits>
 
 #include "core/dtype.h"
@@ -36,6 +38,11 @@ inline int64_t blocks_y() { return Block::current().launch().grid_y; }
 
 inline float bits_as_float(uint32_t u) { return std::bit_cast<float>(u); }
 inline uint32_t float_as_bits(float f) { return std::bit_cast<uint32_t>(f); }
+
+inline void sin_cos_pi(float x, float& s, float& c) {
+  s = static_cast<float>(std::sin(std::numbers::pi * x));
+  c = static_cast<float>(std::cos(std::numbers::pi * x));
+}
 
 // ---- memory ----------------------------------------------------------------------------------------------------------------
 

@@ -4,10 +4,9 @@
 
 #include <cmath>
 #include <cstdlib>
-#include <cstring>
-#include <limits>
 
 #include "core/error.h"
+#include "model/convert.h"
 
 namespace dspark::model::cpu {
 
@@ -49,77 +48,6 @@ const Kernels* kernels_of(Isa level) {
 // ---- conversions between host and device
 // -------------------------------------------------------------------------------
 
-bool is_integer(DType t) { return t == DType::i32 || t == DType::i64 || t == DType::u8 || t == DType::boolean; }
-
-// One rounding to bf16, although there is an fp32 between: fp32 is rounded to odd first.
-bf16 double_to_bf16(double v) {
-  float f = static_cast<float>(v);
-  if (std::isfinite(f) && static_cast<double>(f) != v) {
-    uint32_t u = std::bit_cast<uint32_t>(f);
-    if (std::fabs(static_cast<double>(f)) > std::fabs(v)) --u;
-    f = std::bit_cast<float>(u | 1u);
-  }
-  return to_bf16(f);
-}
-
-double load_float(const void* p, DType t, int64_t i) {
-  switch (t) {
-    case DType::f32:
-      return static_cast<const float*>(p)[i];
-    case DType::f64:
-      return static_cast<const double*>(p)[i];
-    case DType::bf16:
-      return to_float(static_cast<const bf16*>(p)[i]);
-    case DType::f16:
-      return f16_to_float(static_cast<const uint16_t*>(p)[i]);
-    default:
-      DS_ASSERT(false, "{} as a number", dtype_name(t));
-  }
-}
-
-void store_float(void* p, DType t, int64_t i, double v) {
-  switch (t) {
-    case DType::f32:
-      static_cast<float*>(p)[i] = static_cast<float>(v);
-      return;
-    case DType::f64:
-      static_cast<double*>(p)[i] = v;
-      return;
-    case DType::bf16:
-      static_cast<bf16*>(p)[i] = double_to_bf16(v);
-      return;
-    default:
-      DS_ASSERT(false, "a number as {}", dtype_name(t));
-  }
-}
-
-int64_t load_integer(const void* p, DType t, int64_t i) {
-  switch (t) {
-    case DType::i32:
-      return static_cast<const int32_t*>(p)[i];
-    case DType::i64:
-      return static_cast<const int64_t*>(p)[i];
-    default:
-      return static_cast<const uint8_t*>(p)[i];
-  }
-}
-
-void store_integer(void* p, DType t, int64_t i, int64_t v) {
-  switch (t) {
-    case DType::i32:
-      DS_REQUIRE(v >= std::numeric_limits<int32_t>::min() && v <= std::numeric_limits<int32_t>::max(),
-                 "index {} does not fit into 32 bits", v);
-      static_cast<int32_t*>(p)[i] = static_cast<int32_t>(v);
-      return;
-    case DType::i64:
-      static_cast<int64_t*>(p)[i] = v;
-      return;
-    default:
-      DS_REQUIRE(v >= 0 && v <= 255, "value {} does not fit into 8 bits", v);
-      static_cast<uint8_t*>(p)[i] = static_cast<uint8_t>(v);
-  }
-}
-
 struct Side {
   void* data;
   DType dtype;
@@ -130,23 +58,16 @@ struct Side {
 void transfer(Machine& m, const Side& dst, const Side& src) {
   DS_ASSERT(dst.rows == src.rows && dst.cols == src.cols, "a transfer of {}x{} to {}x{}", src.rows, src.cols, dst.rows,
             dst.cols);
-  DS_ASSERT(is_integer(dst.dtype) == is_integer(src.dtype), "a transfer of {} to {}", dtype_name(src.dtype),
-            dtype_name(dst.dtype));
   if (dst.cols == 0) return;  // the pointers may be null
   const auto narrow = [](DType t) { return t == DType::f32 || t == DType::bf16; };
   m.pool().parallel_for(dst.rows, row_grain(dst.cols), [&](int64_t begin, int64_t end, int) {
     for (int64_t r = begin; r < end; ++r) {
       void* d = dst.row(r);
       const void* s = src.row(r);
-      if (dst.dtype == src.dtype) {
-        std::memcpy(d, s, static_cast<size_t>(dst.cols * dtype_bytes(dst.dtype)));
-      } else if (is_integer(dst.dtype)) {
-        for (int64_t c = 0; c < dst.cols; ++c) store_integer(d, dst.dtype, c, load_integer(s, src.dtype, c));
-      } else if (narrow(dst.dtype) && narrow(src.dtype)) {
+      if (dst.dtype != src.dtype && narrow(dst.dtype) && narrow(src.dtype))
         m.kernels().convert({d, dst.dtype == DType::bf16}, {s, src.dtype == DType::bf16}, dst.cols);
-      } else {
-        for (int64_t c = 0; c < dst.cols; ++c) store_float(d, dst.dtype, c, load_float(s, src.dtype, c));
-      }
+      else
+        convert_elements(d, dst.dtype, s, src.dtype, dst.cols);
     }
   });
 }

@@ -1,0 +1,108 @@
+// The kernels' launchers: what cuda/ops.cc (the operator table) calls and the .cu files define. Nothing here needs CUDA's or the
+// rest of the project's headers, so that nvcc sees as little as possible.
+//
+// Each only enqueues on `stream`. Shapes are checked by the operator table before; an empty matrix (data null) is an optional
+// argument that is not given; nothing is launched for zero rows. What each computes: lib/model/ops.h, the operator of that name.
+#pragma once
+
+#include <cstdint>
+
+namespace dspark::cuda {
+
+using Stream = void*;  // CUstream
+
+struct Matrix {
+  void* data = nullptr;
+  int64_t rows = 0, cols = 0;
+  int64_t stride = 0;   // elements
+  bool half = false;    // bf16, else fp32 (or any 4-byte type that is only moved)
+  bool vector = false;  // every row starts at a multiple of 16 bytes
+
+  constexpr explicit operator bool() const { return data != nullptr; }  // constexpr: kernels may call it too
+};
+
+// Device memory for partial sums, reused by every kernel of a stream in turn.
+struct Scratch {
+  void* data = nullptr;
+  int64_t bytes = 0;
+};
+constexpr int64_t kScratchBytes = 4 << 20;
+
+// copy.cu, fill.cu
+void copy(Stream stream, Matrix dst, Matrix src);
+// Every element of element_bytes (1, 2, 4, 8) becomes the low bytes of `pattern`.
+void fill(Stream stream, void* data, int64_t rows, int64_t cols, int64_t stride, int element_bytes, uint64_t pattern);
+
+// gather_rows.cu, scatter_rows.cu, scatter_add_rows.cu
+void gather_rows(Stream stream, Matrix dst, Matrix table, const int32_t* index);
+void scatter_rows(Stream stream, Matrix dst, Matrix src, const int32_t* index);
+// Adds; the table is zeroed by `fill` before where that is asked for.
+void scatter_add_rows(Stream stream, Matrix d_table, Matrix d_rows, const int32_t* row_of, const int32_t* begin, const int32_t* source, int64_t n);
+
+// bias.cu
+void add_bias(Stream stream, Matrix y, Matrix bias);
+// sum[c] (+)= sum over r of a[r, c], times b[r, c] * scale[r] when b is given. fp32, in an order that depends on the rows only.
+void column_sum(Stream stream, Matrix sum, Matrix a, Matrix b, const float* scale, bool add);
+
+// add_rmsnorm.cu
+struct RmsNorm {
+  Matrix y, x_out, x, delta, weight;
+  float* inv_rms = nullptr;
+  float eps = 0, offset = 0;  // y = x inv_rms (offset + weight)
+};
+void add_rmsnorm(Stream stream, const RmsNorm& a);
+struct RmsNormGradient {
+  Matrix d_x, dy, x, weight;
+  const float* inv_rms = nullptr;
+  float offset = 0;
+  bool add = false;
+};
+void rmsnorm_dx(Stream stream, const RmsNormGradient& a);
+
+// qk_norm_rope.cu
+struct HeadNormRope {
+  Matrix y, x, weight, inv_rms;  // inv_rms [n, heads]
+  const int32_t* position = nullptr;
+  const float* inv_freq = nullptr;
+  int head_dim = 0, rot = 0;
+  float scale = 1, eps = 0;
+};
+void qk_norm_rope(Stream stream, const HeadNormRope& a);
+struct HeadNormRopeGradient {
+  Matrix d_x, dy, x, weight, inv_rms, d_weight;
+  const int32_t* position = nullptr;
+  const float* inv_freq = nullptr;
+  int head_dim = 0, rot = 0;
+  float scale = 1;
+  bool add = false;  // to d_weight
+};
+void qk_norm_rope_backward(Stream stream, const HeadNormRopeGradient& a, Scratch scratch);
+
+// swiglu.cu
+void swiglu(Stream stream, Matrix y, Matrix gate, Matrix up);
+void swiglu_backward(Stream stream, Matrix d_gate, Matrix d_up, Matrix dy, Matrix gate, Matrix up);
+
+// sigmoid_gate.cu, rnn_cell.cu
+void sigmoid_gate(Stream stream, Matrix y, Matrix pre, Matrix x);
+void sigmoid_gate_backward(Stream stream, Matrix d_pre, Matrix d_x, Matrix dy, Matrix pre, Matrix x, bool add);
+struct RnnGates {
+  Matrix g, c, o;  // the thirds of one matrix
+};
+void rnn_cell(Stream stream, Matrix state_out, Matrix out, RnnGates pre, Matrix state_in);
+void rnn_cell_backward(Stream stream, RnnGates d_pre, Matrix d_state_in, Matrix d_out, Matrix d_state_out, RnnGates pre, Matrix state_in);
+
+// grad_norm.cu. Indices of StepScalars: model::StepScalar (cuda/ops.cc asserts that they are the same).
+enum StepIndex : int { kStepLr, kStepGradScale, kStepMaxNorm, kStepSteps, kStepBias1, kStepBias2, kStepGradNorm, kStepClip, kStepFinite };
+void sum_squares(Stream stream, float* sum, Matrix grad, Scratch scratch);
+void finish_norm(Stream stream, float* scalars, const float* sums, int64_t n, double beta1, double beta2);
+
+// adamw.cu
+struct AdamWStep {
+  Matrix master, m, v, grad, value;
+  const float* scalars = nullptr;
+  double lr_factor = 1, weight_decay = 0;
+  float beta1 = 0, one_minus_beta1 = 0, beta2 = 0, one_minus_beta2 = 0, eps = 0;
+};
+void adamw(Stream stream, const AdamWStep& a);
+
+}  // namespace dspark::cuda

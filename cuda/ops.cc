@@ -1,0 +1,147 @@
+// The operator table: from tensors to the kernels' arguments. Shapes and dtypes were checked above (model/ops_check.h).
+#include <bit>
+
+#include "core/error.h"
+#include "cuda/backend.h"
+#include "model/backend_access.h"
+
+namespace dspark::cuda {
+
+using namespace model;
+
+namespace {
+
+constexpr bool same(int a, int b) { return a == b; }
+static_assert(same(kStepLr, kLr) && same(kStepGradScale, kGradScale) && same(kStepMaxNorm, kMaxNorm) && same(kStepSteps, kSteps) && same(kStepBias1, kBias1) &&
+              same(kStepBias2, kBias2) && same(kStepGradNorm, kGradNorm) && same(kStepClip, kClip) && same(kStepFinite, kFinite));
+
+constexpr int64_t kWorkspaceBytes = 32 << 20;  // what cuBLASLt may ask for
+
+// An empty tensor stays empty. i32 matrices pass as fp32 where they are only moved.
+Matrix mat(const Tensor& t) {
+  if (!t) return {};
+  const int64_t bytes = dtype_bytes(t.dtype);
+  DS_REQUIRE(t.dtype == DType::bf16 || t.dtype == DType::f32 || t.dtype == DType::i32, "the cuda backend has no kernels for {}", dtype_name(t.dtype));
+  void* p = BackendAccess::raw(t.data);
+  return {p, t.rows, t.cols, t.stride, bytes == 2, reinterpret_cast<uintptr_t>(p) % 16 == 0 && (t.rows <= 1 || t.stride * bytes % 16 == 0)};
+}
+
+uint64_t pattern_of(DType t, double value) {
+  switch (t) {
+    case DType::f32: return std::bit_cast<uint32_t>(static_cast<float>(value));
+    case DType::f64: return std::bit_cast<uint64_t>(value);
+    case DType::bf16: return to_bf16(static_cast<float>(value)).bits;
+    case DType::i32: return std::bit_cast<uint32_t>(static_cast<int32_t>(value));
+    default: fail("the cuda backend has no fill of {}", dtype_name(t));
+  }
+}
+
+void fill_tensor(Stream stream, const Tensor& t, double value) {
+  fill(stream, BackendAccess::raw(t.data), t.rows, t.cols, t.stride, static_cast<int>(dtype_bytes(t.dtype)), pattern_of(t.dtype, value));
+}
+
+RnnGates gates(const Tensor& pre) {
+  const int64_t r = pre.cols / 3;
+  return {mat(pre.col_range(0, r)), mat(pre.col_range(r, r)), mat(pre.col_range(2 * r, r))};
+}
+
+Scratch scratch_at(Address a, int64_t bytes) { return {BackendAccess::raw(a), bytes}; }
+
+}  // namespace
+
+CudaOps::CudaOps(CudaDevice& device, const BlasApi& blas)
+    : device_(device), scratch_address_(device.allocate(kScratchBytes)), workspace_address_(device.allocate(kWorkspaceBytes)),
+      scratch_(scratch_at(scratch_address_, kScratchBytes)), blas_(blas, scratch_at(workspace_address_, kWorkspaceBytes)) {}
+
+CudaOps::~CudaOps() {
+  device_.synchronize(device_.record(Queue::compute));
+  device_.free(scratch_address_);
+  device_.free(workspace_address_);
+}
+
+// ---- moving ----------------------------------------------------------------------------------------------------------------
+
+void CudaOps::copy(Context&, const Copy& a) { cuda::copy(stream(), mat(a.dst), mat(a.src)); }
+void CudaOps::fill(Context&, const Fill& a) { fill_tensor(stream(), a.dst, a.value); }
+void CudaOps::gather_rows(Context&, const GatherRows& a) { cuda::gather_rows(stream(), mat(a.dst), mat(a.table), pointer<int32_t>(a.index)); }
+void CudaOps::scatter_rows(Context&, const ScatterRows& a) { cuda::scatter_rows(stream(), mat(a.dst), mat(a.src), pointer<int32_t>(a.index)); }
+void CudaOps::scatter_add_rows(Context&, const ScatterAddRows& a) {
+  if (a.write == Write::overwrite) fill_tensor(stream(), a.d_table, 0);
+  cuda::scatter_add_rows(stream(), mat(a.d_table), mat(a.d_rows), pointer<int32_t>(a.row_of), pointer<int32_t>(a.begin), pointer<int32_t>(a.source), a.row_of.cols);
+}
+
+// ---- products --------------------------------------------------------------------------------------------------------------
+
+void CudaOps::linear(Context&, const Linear& a) { blas_.multiply(stream(), {mat(a.y), mat(a.x), mat(a.w->value), false, true, a.write == Write::add}); }
+void CudaOps::linear_dx(Context&, const LinearDx& a) { blas_.multiply(stream(), {mat(a.dx), mat(a.dy), mat(a.w->value), false, false, a.write == Write::add}); }
+void CudaOps::linear_dw(Context&, const LinearDw& a) { blas_.multiply(stream(), {mat(a.dw), mat(a.dy), mat(a.x), true, false, a.write == Write::add}); }
+void CudaOps::refresh(Context&, const Refresh&) {}  // products read the canonical matrix
+void CudaOps::add_bias(Context&, const AddBias& a) { cuda::add_bias(stream(), mat(a.y), mat(a.bias)); }
+void CudaOps::bias_grad(Context&, const BiasGrad& a) { column_sum(stream(), mat(a.d_bias), mat(a.dy), {}, nullptr, a.write == Write::add); }
+
+// ---- norms, rope, activation -----------------------------------------------------------------------------------------------
+
+void CudaOps::add_rmsnorm(Context&, const AddRmsNorm& a) {
+  cuda::add_rmsnorm(stream(), {mat(a.y), mat(a.x_out), mat(a.x), mat(a.delta), mat(a.weight), pointer<float>(a.inv_rms), static_cast<float>(a.eps), a.unit_offset ? 1.0f : 0.0f});
+}
+
+void CudaOps::rmsnorm_backward(Context&, const RmsNormBackward& a) {
+  // d_weight first: it reads dy, whose place d_x may take.
+  if (a.d_weight) column_sum(stream(), mat(a.d_weight), mat(a.dy), mat(a.x), pointer<float>(a.inv_rms), a.write_dw == Write::add);
+  rmsnorm_dx(stream(), {mat(a.d_x), mat(a.dy), mat(a.x), mat(a.weight), pointer<float>(a.inv_rms), a.unit_offset ? 1.0f : 0.0f, a.write_dx == Write::add});
+}
+
+void CudaOps::qk_norm_rope(Context&, const QkNormRope& a) {
+  cuda::qk_norm_rope(stream(), {mat(a.y), mat(a.x), mat(a.weight), mat(a.inv_rms), pointer<int32_t>(a.position), pointer<float>(a.rope.inv_freq), static_cast<int>(a.head_dim),
+                                static_cast<int>(a.rope.rot), static_cast<float>(a.rope.scale), static_cast<float>(a.eps)});
+}
+
+void CudaOps::qk_norm_rope_backward(Context&, const QkNormRopeBackward& a) {
+  cuda::qk_norm_rope_backward(stream(),
+                              {mat(a.d_x), mat(a.dy), mat(a.x), mat(a.weight), mat(a.inv_rms), mat(a.d_weight), pointer<int32_t>(a.position), pointer<float>(a.rope.inv_freq),
+                               static_cast<int>(a.head_dim), static_cast<int>(a.rope.rot), static_cast<float>(a.rope.scale), a.write_dw == Write::add},
+                              scratch_);
+}
+
+void CudaOps::swiglu(Context&, const SwiGlu& a) {
+  const int64_t f = a.y.cols;
+  cuda::swiglu(stream(), mat(a.y), mat(a.gate_up.col_range(0, f)), mat(a.gate_up.col_range(f, f)));
+}
+void CudaOps::swiglu_backward(Context&, const SwiGluBackward& a) {
+  const int64_t f = a.dy.cols;
+  cuda::swiglu_backward(stream(), mat(a.d_gate_up.col_range(0, f)), mat(a.d_gate_up.col_range(f, f)), mat(a.dy), mat(a.gate_up.col_range(0, f)), mat(a.gate_up.col_range(f, f)));
+}
+
+void CudaOps::sigmoid_gate(Context&, const SigmoidGate& a) { cuda::sigmoid_gate(stream(), mat(a.y), mat(a.pre), mat(a.x)); }
+void CudaOps::sigmoid_gate_backward(Context&, const SigmoidGateBackward& a) {
+  cuda::sigmoid_gate_backward(stream(), mat(a.d_pre), mat(a.d_x), mat(a.dy), mat(a.pre), mat(a.x), a.write_dx == Write::add);
+}
+void CudaOps::rnn_cell(Context&, const RnnCell& a) { cuda::rnn_cell(stream(), mat(a.state_out), mat(a.out), gates(a.pre), mat(a.state_in)); }
+void CudaOps::rnn_cell_backward(Context&, const RnnCellBackward& a) {
+  cuda::rnn_cell_backward(stream(), gates(a.d_pre), mat(a.d_state_in), mat(a.d_out), mat(a.d_state_out), gates(a.pre), mat(a.state_in));
+}
+
+// ---- optimizer -------------------------------------------------------------------------------------------------------------
+
+void CudaOps::sum_squares(Context&, const SumSquares& a) { cuda::sum_squares(stream(), pointer<float>(a.sum), mat(a.grad), scratch_); }
+void CudaOps::finish_norm(Context&, const FinishNorm& a) { cuda::finish_norm(stream(), pointer<float>(a.scalars), pointer<float>(a.sums), a.sums.cols, a.beta1, a.beta2); }
+void CudaOps::adamw(Context&, const AdamW& a) {
+  cuda::adamw(stream(), {mat(a.master), mat(a.m), mat(a.v), mat(a.grad), mat(a.value), pointer<float>(a.scalars), a.lr_factor, a.weight_decay, static_cast<float>(a.beta1),
+                         static_cast<float>(1 - a.beta1), static_cast<float>(a.beta2), static_cast<float>(1 - a.beta2), static_cast<float>(a.eps)});
+}
+
+// ---- not there yet ---------------------------------------------------------------------------------------------------------
+
+#define DS_NOT_YET(name, Args) \
+  void CudaOps::name(Context&, const Args&) { fail("the cuda backend has no {} yet; use --device cpu", #name); }
+DS_NOT_YET(anchor_attention, AnchorAttention)
+DS_NOT_YET(anchor_attention_backward, AnchorAttentionBackward)
+DS_NOT_YET(cache_attention, CacheAttention)
+DS_NOT_YET(vocab_loss, VocabLoss)
+DS_NOT_YET(muon, Muon)
+DS_NOT_YET(token_probs, TokenProbs)
+DS_NOT_YET(sample_tokens, SampleTokens)
+DS_NOT_YET(verify_block, VerifyBlock)
+#undef DS_NOT_YET
+
+}  // namespace dspark::cuda

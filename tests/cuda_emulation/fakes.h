@@ -1,0 +1,18 @@
+// A fake driver and a fake cuBLASLt on the emulation: the tables of functions that cuda/ gets in tests. They check what they are
+// given (pointers, sizes, alignment, layouts, workspace, that nothing is left behind) and throw a Fault that says what is wrong.
+#pragma once
+
+#include "cuda/blas.h"
+#include "cuda/driver.h"
+
+namespace dspark::emulation {
+
+const cuda::Driver& fake_driver();
+const cuda::BlasApi& fake_blas();
+
+// Objects of either that were made and not destroyed: descriptors, layouts, events, streams, pinned memory, handles.
+int64_t live_objects();
+// The GPUs of the fake machine, and their architecture.
+void set_devices(int count, int major, int minor);
+
+}  // namespace dspark::emulation
