@@ -11,10 +11,12 @@ void add_train(CLI::App& app) {
   sub->add_option("--store-weights", o->store_weights, "how often an epoch visits each store's documents, e.g. 1,0.25,3 (default: 1 each)")->delimiter(',')->type_name("W,W,...");
   sub->add_option("--target", o->target, "the target the states came from")->type_name("TARGET");
   sub->add_option("--out", o->out, "the run's folder; the same run resumes")->type_name("DIR");
-  sub->add_option("--init", o->init, "start from this drafter's weights")->type_name("DRAFTER");
+  sub->add_option("--init", o->init, "go on with this drafter: its shape, rope, draft vocabulary and weights; embeddings and head are the target's")->type_name("DRAFTER");
+  sub->add_flag("--init-partial", o->init_partial, "what of --init does not fit starts new, instead of an error");
   const char* shape = "Drafter";
   sub->add_option("--algorithm", o->algorithm, "dspark or dflash (no heads, cross-entropy only)")->capture_default_str()->group(shape);
   sub->add_option("--layers", o->layers, "decoder layers")->capture_default_str()->group(shape);
+  sub->add_option("--hidden", o->hidden, "width (0: the target's; another one trains embeddings and head of its own, without a warm start)")->type_name("D")->capture_default_str()->group(shape);
   sub->add_option("--block", o->block, "tokens of a block")->capture_default_str()->group(shape);
   sub->add_option("--markov", o->markov, "Markov head: vanilla, gated, rnn or none (vLLM serves vanilla only)")->capture_default_str()->group(shape);
   sub->add_option("--rank", o->rank, "of the Markov head")->capture_default_str()->group(shape);
@@ -25,6 +27,7 @@ void add_train(CLI::App& app) {
   sub->add_option("--window", o->window, "of sliding layers")->capture_default_str()->group(shape);
   sub->add_flag("--non-causal", o->non_causal, "sliding layers: slots of a block see each other both ways")->group(shape);
   sub->add_option("--window-rule", o->window_rule, "served (as vLLM and llama.cpp do) or anchor")->capture_default_str()->group(shape);
+  sub->add_option("--rotary", o->rotary, "what a target's partial_rotary_factor does: served (rotates that part of a head, as servers do) or reference (ignored, as the public trainers do)")->capture_default_str()->group(shape);
   sub->add_option("--layout", o->layout, "anchor (slot k predicts p+k+1) or bonus")->capture_default_str()->group(shape);
   sub->add_option("--mask-token", o->mask_token, "token id of a block's empty slots (-1: the tokenizer's)")->capture_default_str()->group(shape);
   sub->add_option("--warm-start", o->warm_start, "target (copies of its last layers) or none (random)")->capture_default_str()->group(shape);

@@ -3,6 +3,8 @@
 #include <nlohmann/json.hpp>
 
 #include "core/error.h"
+#include "formats/hf_config.h"
+#include "model/rope.h"
 #include "train/init.h"
 
 namespace dspark::golden {
@@ -30,8 +32,11 @@ DrafterConfig drafter_config(const Json& d) {
   out.sample_from_anchor = c.value("sample_from_anchor", true);
   out.eps = c.at("eps");
   out.mask_token = c.at("mask_token_id");
-  out.max_position = 4096;
-  out.window_by_anchor = d.at("rules").at("window") == "anchor";
+  out.max_position = c.value("max_position_embeddings", 4096);
+  const Json& rules = d.at("rules");
+  out.window_by_anchor = rules.at("window") == "anchor";
+  out.rotary = rules.value("rotary", "reference") == "reference" ? formats::Rotary::reference : formats::Rotary::served;
+  if (c.contains("rope_parameters")) out.rope = trained_rope(formats::rope_from_hf(c, d.at("case").get<std::string>()), out.rotary);
   return out;
 }
 
@@ -108,11 +113,10 @@ std::unique_ptr<PackedCase> pack_case(const formats::SafetensorsFile& file, cons
       p->anchor_slots.push_back(doc * a_max + a);
     }
   }
-  PlanInput in;
+  PlanInput in = plan_input(config);
   in.tokens = p->tokens, in.mask = p->mask, in.documents = p->documents, in.anchors = p->anchors;
   in.draft_id = draft_id;
-  in.block = config.block, in.mask_token = config.mask_token, in.sample_from_anchor = config.sample_from_anchor;
-  in.markov = config.rank > 0, in.markov_rnn = config.markov == Markov::rnn, in.gamma = o.gamma, in.slots = o.slots;
+  in.gamma = o.gamma, in.slots = o.slots;
   in.chunk_slots = 16;  // several chunks, so that their seams are tested too
   p->batch.plan = make_batch_plan(in);
   const auto rows = static_cast<int64_t>(p->tokens.size());

@@ -28,6 +28,8 @@ struct SpecModel {
   std::vector<int32_t> kept{};  // empty: the whole vocabulary
   std::vector<model::LayerType> layers{model::LayerType::full};
   int64_t block = 5;
+  formats::RopeConfig rope{};
+  int64_t max_position = 512;
 };
 
 // Everything on one backend.
@@ -55,7 +57,8 @@ struct SpecRun {
     c.confidence = false;
     c.sample_from_anchor = m.sample_from_anchor;
     c.mask_token = m.vocab - 1;
-    c.max_position = 512;
+    c.rope = m.rope;
+    c.max_position = m.max_position;
     drafter = std::make_unique<model::Drafter>(backend->context(), c, model::DrafterOptions{.trainable = false});
     for (model::Parameter& p : drafter->parameters()) {
       const std::vector<float> v = drafter_values(t, m.kept, p);

@@ -335,19 +335,6 @@ TEST_CASE("new weights are drawn as the public trainers draw them", "[golden][tr
   CHECK(n >= 40);
 }
 
-TEST_CASE("a block stops at the end of the turn and of the document", "[train]") {
-  // speculators#865: mask true on 8..39, B = 4, anchor 37: labels 38, 39 count, 40 and 41 do not.
-  std::vector<uint8_t> mask(64, 0);
-  std::fill(mask.begin() + 8, mask.begin() + 40, 1);
-  CHECK(supervised_prefix(mask, {0, 64}, 37, 4, true) == 2);
-  // speculators#901: two documents packed, anchor two tokens before the boundary, B = 8.
-  std::vector<uint8_t> ones(40, 1);
-  CHECK(supervised_prefix(ones, {0, 20}, 17, 8, true) == 2);
-  // SpecForge#885: the first assistant token's label is supervised when its anchor is a candidate.
-  CHECK(train::anchor_candidates(mask).front() == 8);
-  CHECK(train::anchor_candidates(std::vector<uint8_t>{1, 1, 0, 1, 1}) == std::vector<int32_t>{0, 3});
-}
-
 TEST_CASE("a slot that is not supervised ends its block's accepted prefix", "[train]") {
   BatchPlan plan;
   plan.block = 4;

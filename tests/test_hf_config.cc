@@ -237,7 +237,7 @@ TEST_CASE("wrong config values are refused by field", "[hf_config]") {
   refuse("hidden_act", "gelu", "'gelu' is not supported");
   refuse("architectures", {"LlamaForSequenceClassification"}, "expected LlamaForCausalLM");
   refuse("quantization_config", {{"quant_method", "fp8"}}, "quantised");
-  refuse("partial_rotary_factor", 0.5, "rotating a part of the head");
+  refuse("partial_rotary_factor", 1.5, "expected at most 1");
   refuse("eos_token_id", "x", "'eos_token_id' is \"x\"");
   refuse("rope_parameters", {{"rope_type", "longrope"}}, "'longrope' is not supported");
   refuse("rope_parameters", {{"rope_type", "linear"}}, "'factor' is missing");

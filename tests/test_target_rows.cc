@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <map>
+#include <nlohmann/json.hpp>
 
 #include "core/error.h"
 #include "core/rng.h"
@@ -173,6 +174,16 @@ TEST_CASE("targets that are not there or not complete say so", "[target]") {
   CHECK(target::TargetFiles(tiny / "").name() == "qwen3_tied");
   CHECK_THROWS_WITH(files.tokenizer(), Contains("holds no tokenizer.json"));
   CHECK_THROWS_WITH(files.tensor("model.layers.99.mlp.up_proj.weight"), Contains("model.layers.99.mlp.up_proj.weight"));
+
+  // transformers and servers disagree about a partial factor of such a model: a drafter of it trains on a server's states.
+  Json part = read_json(tiny / "config.json");
+  part["partial_rotary_factor"] = 0.5;
+  const fs::path partial = scratch.folder / "partial";
+  fs::copy(tiny, partial);
+  write_text_atomic(partial / "config.json", part.dump());
+  CHECK(target::TargetFiles(partial).config().rope.partial_rotary_factor == 0.5);
+  CHECK(target::TargetFiles(partial).config_hash() != files.config_hash());
+  CHECK_THROWS_WITH(LoadedTarget(partial, Precision::fp32), Contains("rotating a part of the head") && Contains("0.5") && Contains("server"));
 
   // Weights of another model than the config's: an Error with the tensor's name, before anything is computed.
   fs::copy(kTargets / "tiny/qwen2_bias/model.safetensors", scratch.folder / "model.safetensors");

@@ -22,6 +22,8 @@ void write_tiny_target(const fs::path& path, const TinyTarget& t) {
   w.set_u32(a + ".feed_forward_length", static_cast<uint32_t>(t.ffn));
   w.set_u32(a + ".context_length", 4096);
   w.set_f32(a + ".attention.layer_norm_rms_epsilon", 1e-5f);
+  if (t.rotated > 0) w.set_u32(a + ".rope.dimension_count", static_cast<uint32_t>(t.rotated));
+  if (t.rope_theta > 0) w.set_f32(a + ".rope.freq_base", static_cast<float>(t.rope_theta));
 
   std::vector<std::string> tokens;
   std::vector<int32_t> types;

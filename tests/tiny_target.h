@@ -10,6 +10,8 @@ struct TinyTarget {
   int64_t extra_tokens = 0;  // unused tokens that make the vocabulary another one
   uint64_t seed = 1;
   std::string architecture = "llama";
+  int64_t rotated = 0;    // rope.dimension_count; 0: the file does not say
+  double rope_theta = 0;  // rope.freq_base; likewise
   std::string chat_template =
       "{% for m in messages %}{{ '<|im_start|>' + m['role'] + '\n' + m['content'] + '<|im_end|>' + '\n' }}{% endfor %}"
       "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}";

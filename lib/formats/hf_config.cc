@@ -48,9 +48,6 @@ void validate(const TargetConfig& c, const std::string& where) {
              c.kv_heads);
   DS_REQUIRE(c.head_dim % 2 == 0, "{}: the head size {} is odd, rotary embeddings need pairs", where, c.head_dim);
   DS_REQUIRE(c.eps > 0 && c.eps < 1, "{}: the norm epsilon is {}", where, c.eps);
-  DS_REQUIRE(c.rope.type != "proportional" && c.rope.partial_rotary_factor == 1.0,
-             "{}: rotating a part of the head (rope type '{}', partial factor {}) is not supported for {} targets",
-             where, c.rope.type, c.rope.partial_rotary_factor, architecture_name(c.architecture));
   for (int64_t w : c.windows) DS_REQUIRE(w >= 0, "{}: the sliding window is {}", where, w);
 }
 
@@ -185,9 +182,10 @@ TargetConfig target_config_from_gguf(const Gguf& g) {
   DS_REQUIRE(g.integer(key("attention.value_length"), c.head_dim) == c.head_dim,
              "{}: '{}' is {}, expected the key length {}", where, key("attention.value_length"),
              g.integer(key("attention.value_length"), 0), c.head_dim);
-  DS_REQUIRE(g.integer(key("rope.dimension_count"), c.head_dim) == c.head_dim,
-             "{}: '{}' is {}, expected the head size {}", where, key("rope.dimension_count"),
-             g.integer(key("rope.dimension_count"), 0), c.head_dim);
+  // Of a file with neighbouring pairs nobody says which rows were permuted.
+  const int64_t rotated = g.integer(key("rope.dimension_count"), c.head_dim);
+  DS_REQUIRE(rotated == c.head_dim || (c.architecture != Architecture::llama && rotated > 0 && rotated < c.head_dim && rotated % 2 == 0),
+             "{}: '{}' is {}, expected the head size {}", where, key("rope.dimension_count"), rotated, c.head_dim);
 
   const GgufTensor& embedding = g.get("token_embd.weight");
   DS_REQUIRE(embedding.shape.size() == 2 && embedding.shape[1] == c.hidden,
@@ -204,6 +202,7 @@ TargetConfig target_config_from_gguf(const Gguf& g) {
   c.interleaved_qk = c.architecture == Architecture::llama;
 
   c.rope.theta = g.number(key("rope.freq_base"), 10000.0);
+  c.rope.partial_rotary_factor = static_cast<double>(rotated) / static_cast<double>(c.head_dim);
   const std::string_view scaling =
       g.string(key("rope.scaling.type"), g.has(key("rope.scale_linear")) ? "linear" : "none");
   if (scaling != "none") {
@@ -278,6 +277,7 @@ std::string canonical_text(const TargetConfig& c) {
     j["rope_factor"] = real(c.rope.factor);
     j["rope_original"] = c.rope.original_max_position > 0 ? c.rope.original_max_position : c.max_position;
   }
+  if (c.rope.partial_rotary_factor != 1) j["rope_partial"] = real(c.rope.partial_rotary_factor);
   if (c.rope.type == "llama3") j["rope_llama3"] = {real(c.rope.low_freq_factor), real(c.rope.high_freq_factor)};
   if (c.rope.type == "yarn") {
     j["rope_yarn"] = {real(c.rope.beta_fast), real(c.rope.beta_slow), real(c.rope.attention_factor),

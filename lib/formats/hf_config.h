@@ -1,6 +1,7 @@
 // What a target model is, in numbers: read from a Hugging Face config.json (transformers 4 and 5 spellings) or from the
 // metadata of a GGUF file. Nothing of a file is guessed silently: an architecture, activation, rope variant or weight
-// quantisation that the native forward does not compute is an Error that names it.
+// quantisation that the native forward does not compute is an Error that names it. (A rope that turns a part of the head is read,
+// since drafters are trained for it, and refused by the native forward.)
 //
 // Supported: Llama (`llama`), Qwen2 (`qwen2`), Qwen3 (`qwen3`), dense.
 #pragma once

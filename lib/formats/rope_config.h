@@ -17,7 +17,17 @@ struct RopeConfig {
   double attention_factor = 0, mscale = 0, mscale_all_dim = 0;  // yarn; 0: not given
   bool truncate = true;                                         // yarn: round the ramp bounds
 
+  // Channels behind the first int(partial_rotary_factor * HD) pass through. `proportional` means another thing by the factor.
+  bool rotates_part() const { return partial_rotary_factor < 1 && type != "proportional"; }
   bool operator==(const RopeConfig&) const = default;
+};
+
+// What a drafter's trainer made of partial_rotary_factor (DESIGN 3). Servers rotate only that fraction of a head; the public
+// trainers ignore the factor and train the full rotation, so that a config which still says it describes another drafter.
+enum class Rotary : uint8_t {
+  unknown,    // the file does not say
+  served,     // trained as servers rotate
+  reference,  // trained as the public trainers rotate
 };
 
 }  // namespace dspark::formats

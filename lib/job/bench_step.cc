@@ -111,9 +111,9 @@ BenchStepResult bench_step(const BenchStepOptions& o) {
   for (int64_t a = 0; a < shape.anchors; ++a) anchors.push_back(static_cast<int32_t>(a * (shape.tokens - 1) / shape.anchors));
   const std::vector<uint8_t> mask(tokens.size(), 1);
   const std::vector<PackedDocument> documents{{0, shape.tokens}};
-  PlanInput in;
+  PlanInput in = plan_input(c);
   in.tokens = tokens, in.mask = mask, in.documents = documents, in.anchors = anchors;
-  in.block = c.block, in.mask_token = c.mask_token, in.chunk_slots = o.chunk_slots;
+  in.chunk_slots = o.chunk_slots;
   train::MicroBatch batch;
   batch.plan = make_batch_plan(in);
   const int64_t e = c.target_hidden, tap_cols = c.n_taps() * e, width = tap_cols + e;

@@ -43,6 +43,7 @@ void check_drafter(const model::DrafterFiles& d, const target::TargetFiles& file
 LoadedDrafter load(const fs::path& path, target::TargetModel& model, const target::TargetFiles& files, int64_t capacity) {
   LoadedDrafter d{path, model::read_drafter(path), nullptr, nullptr};
   check_drafter(d.files, files);
+  if (const std::string doubt = model::rotary_doubt(d.files.config); !doubt.empty()) log_warn("{}: {}; decoding as servers do", path.string(), doubt);
   d.drafter = std::make_unique<model::Drafter>(model.context(), d.files.config, model::DrafterOptions{.trainable = false});
   model::load_drafter(*d.drafter, d.files, train::target_values(files, d.files.kept));
   d.decoder = std::make_unique<Decoder>(model, *d.drafter, d.files.kept, capacity);

@@ -5,8 +5,10 @@
 
 #include "core/error.h"
 #include "core/log.h"
+#include "formats/hf_config.h"
 #include "job/common.h"
 #include "model/drafter_files.h"
+#include "model/rope.h"
 #include "target/target_files.h"
 #include "train/init.h"
 
@@ -15,6 +17,24 @@ namespace dspark::job {
 using namespace model;
 
 namespace {
+
+// How the drafter's heads were turned in training, by its config or by what the user knows.
+void settle_rotary(DrafterConfig& c, const PackOptions& o) {
+  using formats::Rotary;
+  if (!o.rotary.empty()) {
+    if (o.rotary != "served" && o.rotary != "reference") fail_usage("--rotary {}: served or reference", o.rotary);
+    const Rotary said = o.rotary == "served" ? Rotary::served : Rotary::reference;
+    DS_REQUIRE(c.rotary == Rotary::unknown || c.rotary == said, "--rotary {}: {} says that it was trained the other way", o.rotary, o.drafter.string());
+    c.rotary = said;
+    c.rope = trained_rope(c.rope, said);
+  }
+  const std::string doubt = rotary_doubt(c);
+  DS_REQUIRE(doubt.empty(), "{}: {}; say how it was trained with --rotary reference (all of a head: the factor is dropped) or --rotary served", o.drafter.string(), doubt);
+}
+
+const char* rotary_name(formats::Rotary r) {
+  return r == formats::Rotary::served ? "served" : r == formats::Rotary::reference ? "reference" : "unknown";
+}
 
 const char* markov_name(Markov m) {
   switch (m) {
@@ -40,16 +60,18 @@ OrderedJson describe(const DrafterFiles& d) {
   return OrderedJson{{"format", format_name(d.format)}, {"algorithm", c.algorithm}, {"target", c.target_name}, {"hidden", c.hidden}, {"target_hidden", c.target_hidden}, {"layers", c.n_layers()},
                      {"heads", c.heads}, {"kv_heads", c.kv_heads}, {"head_dim", c.head_dim}, {"ffn", c.ffn}, {"vocabulary", c.vocab}, {"draft_vocabulary", c.draft_vocab},
                      {"taps_after_layers", taps}, {"block", c.block}, {"proposals", c.proposals()}, {"layout", c.sample_from_anchor ? "anchor" : "bonus"}, {"markov", markov_name(c.markov)}, {"rank", c.rank},
-                     {"confidence", c.confidence}, {"mask_token", c.mask_token}, {"window", c.window}, {"rope", c.rope.type}, {"rope_theta", c.rope.theta}, {"states_from", c.trained_on},
+                     {"confidence", c.confidence}, {"mask_token", c.mask_token}, {"window", c.window}, {"rope", c.rope.type}, {"rope_theta", c.rope.theta},
+                     {"rope_parameters", formats::rope_to_hf(c.rope)}, {"max_position", c.max_position}, {"rotary", rotary_name(c.rotary)}, {"states_from", c.trained_on},
                      {"tokenizer_hash", c.tokenizer_hash}, {"from_target", d.from_target}, {"stored_values", parameters}, {"tensors", tensors}};
 }
 
 }  // namespace
 
 void run_pack(const PackOptions& o) {
-  const DrafterFiles d = read_drafter(o.drafter);
+  DrafterFiles d = read_drafter(o.drafter);
   JsonLines json(o.json);
   if (o.inspect) {
+    if (const std::string doubt = rotary_doubt(d.config); !doubt.empty()) log_warn("{}: {}", o.drafter.string(), doubt);
     const OrderedJson j = describe(d);
     json.write(j);
     if (o.json == "-") return;
@@ -60,6 +82,7 @@ void run_pack(const PackOptions& o) {
   }
   if (o.to != "speculators" && o.to != "deepspec") fail_usage("--to {}: this version writes speculators and deepspec", o.to);
   if (o.out.empty()) fail_usage("pack needs --out PATH (or --inspect)");
+  settle_rotary(d.config, o);
   DS_REQUIRE(!fs::exists(o.out / "config.json"), "{} holds a drafter already; choose another --out", o.out.string());
   WriteOptions w;
   w.format = o.to == "deepspec" ? DrafterFormat::deepspec : DrafterFormat::speculators;
@@ -74,8 +97,8 @@ void run_pack(const PackOptions& o) {
     w.num_target_layers = t.layers;
   }
   // speculators leaves the target's embeddings out; DeepSpec wants them in.
-  w.with_embeddings = d.from_target.empty() || files.has_value();
-  DS_REQUIRE(w.format != DrafterFormat::deepspec || w.with_embeddings, "DeepSpec's format holds the target's embeddings, {} does not: add --target TARGET", o.drafter.string());
+  if (!files) w.leave_out = d.from_target;
+  DS_REQUIRE(w.format != DrafterFormat::deepspec || w.leave_out.empty(), "DeepSpec's format holds the target's embeddings, {} does not: add --target TARGET", o.drafter.string());
   write_drafter(o.out, d.config, d.kept, [&](const std::string& name) {
     const auto* view = d.tensors.find(name);
     return view ? formats::read_f32(*view) : from_target(name);

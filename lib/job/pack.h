@@ -10,6 +10,7 @@ namespace dspark::job {
 struct PackOptions {
   fs::path drafter, out, target;
   std::string to = "speculators", json;
+  std::string rotary;  // how the drafter was trained, where its config does not say: served or reference
   bool inspect = false;
 };
 

@@ -11,46 +11,96 @@ namespace {
 
 class Settings {
  public:
-  explicit Settings(TrainOptions& o) : o_(o), speculators_(o.recipe == "speculators") {}
+  Settings(TrainOptions& o, const model::DrafterConfig* init) : o_(o), init_(init), speculators_(o.recipe == "speculators") {}
+
+  // A field of the drafter itself, which one to continue from decides; `there` is its value.
+  template <typename T, typename There>
+  void drafter(const char* name, T& field, const There& there) {
+    if (!init_ || o_.was_given(name)) return;
+    field = there(*init_);
+    from_init_.push_back(name);
+  }
 
   // A field that both recipes decide.
   template <typename T>
   void both(const char* name, T& field, const std::type_identity_t<T>& deepspec, const std::type_identity_t<T>& speculators) {
-    const bool is_given = given(name);
-    if (!is_given) field = speculators_ ? speculators : deepspec;
-    list_.push_back({name, fmt::format("{}", field), is_given ? "given" : "recipe " + o_.recipe});
+    const bool fixed = o_.was_given(name) || from_init(name);
+    if (!fixed) field = speculators_ ? speculators : deepspec;
+    list_.push_back({name, fmt::format("{}", field), fixed ? source(name) : "recipe " + o_.recipe});
   }
   // One that no recipe decides.
   template <typename T>
   void plain(const char* name, const T& field) {
-    list_.push_back({name, fmt::format("{}", field), given(name) ? "given" : "default"});
+    list_.push_back({name, fmt::format("{}", field), source(name)});
   }
   std::vector<Setting> list() { return std::move(list_); }
 
  private:
-  bool given(const std::string& name) const { return std::find(o_.given.begin(), o_.given.end(), name) != o_.given.end(); }
+  bool from_init(const std::string& name) const { return std::find(from_init_.begin(), from_init_.end(), name) != from_init_.end(); }
+  std::string source(const std::string& name) const { return o_.was_given(name) ? "given" : from_init(name) ? "init" : "default"; }
 
   TrainOptions& o_;
+  const model::DrafterConfig* init_;
+  std::vector<std::string> from_init_;
   bool speculators_;
   std::vector<Setting> list_;
 };
 
 }  // namespace
 
-std::vector<Setting> apply_recipe(TrainOptions& o) {
+namespace {
+
+std::string layer_type_names(const model::DrafterConfig& c) {
+  std::string names;
+  for (const model::LayerType t : c.layers) names += fmt::format("{}{}", names.empty() ? "" : ",", t == model::LayerType::full ? "full" : "sliding");
+  return names;
+}
+
+// Everything that a drafter's weights were trained as.
+void continue_drafter(Settings& s, TrainOptions& o) {
+  using C = model::DrafterConfig;
+  using model::Markov;
+  s.drafter("algorithm", o.algorithm, [](const C& c) { return std::string(c.rank > 0 ? "dspark" : "dflash"); });
+  s.drafter("layers", o.layers, [](const C& c) { return c.n_layers(); });
+  // The target's width is not the drafter's choice.
+  s.drafter("hidden", o.hidden, [](const C& c) { return c.own_embeddings() ? c.hidden : 0; });
+  s.drafter("block", o.block, [](const C& c) { return c.block; });
+  s.drafter("layer-types", o.layer_types, [](const C& c) { return layer_type_names(c); });
+  s.drafter("window", o.window, [](const C& c) { return c.window; });
+  s.drafter("window-rule", o.window_rule, [](const C& c) { return std::string(c.window_by_anchor ? "anchor" : "served"); });
+  s.drafter("non-causal", o.non_causal, [](const C& c) { return !c.sliding_causal; });
+  s.drafter("layout", o.layout, [](const C& c) { return std::string(c.sample_from_anchor ? "anchor" : "bonus"); });
+  s.drafter("markov", o.markov, [](const C& c) { return std::string(c.rank == 0 ? "none" : c.markov == Markov::gated ? "gated" : c.markov == Markov::rnn ? "rnn" : "vanilla"); });
+  s.drafter("rank", o.rank, [](const C& c) { return c.rank; });
+  s.drafter("no-confidence", o.no_confidence, [](const C& c) { return !c.confidence; });
+  s.drafter("draft-vocab", o.draft_vocab, [](const C& c) { return c.draft_vocab < c.vocab ? c.draft_vocab : 0; });
+}
+
+}  // namespace
+
+std::vector<Setting> apply_recipe(TrainOptions& o, const model::DrafterConfig* init) {
   if (o.recipe != "deepspec" && o.recipe != "speculators") fail_usage("--recipe {}: deepspec or speculators", o.recipe);
+  Settings s(o, init);
+  continue_drafter(s, o);
+  // Where its config does not say how it was turned, the recipe decides; train refuses what that would change.
+  if (init && init->rotary != formats::Rotary::unknown)
+    s.drafter("rotary", o.rotary, [](const model::DrafterConfig& c) { return std::string(c.rotary == formats::Rotary::served ? "served" : "reference"); });
   const bool dflash = o.algorithm == "dflash";
-  Settings s(o);
   s.plain("algorithm", o.algorithm);
   s.plain("layers", o.layers);
+  s.plain("hidden", o.hidden);
   s.both("block", o.block, 7, dflash ? 16 : 8);
   s.both("layer-types", o.layer_types, "full", "sliding");
   s.both("window", o.window, 0, 2048);
   s.both("window-rule", o.window_rule, "served", "anchor");
+  s.plain("non-causal", o.non_causal);
+  s.both("rotary", o.rotary, "served", "reference");
   s.both("layout", o.layout, "anchor", dflash ? "bonus" : "anchor");
   s.plain("markov", o.markov);
   s.plain("rank", o.rank);
+  s.plain("no-confidence", o.no_confidence);
   s.plain("draft-vocab", o.draft_vocab);
+  s.plain("init", o.init.string());
   s.both("warm-start", o.warm_start, "target", "none");
   s.both("weights", o.weights, "deepspec", "speculators");
   // DeepSpec's dflash preset is cross-entropy alone; speculators' is that with D-PACE.

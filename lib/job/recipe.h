@@ -1,5 +1,6 @@
 // Recipes: the two public trainers' choices as bundles of defaults (DESIGN 4's table). An option that was given keeps its value;
-// the others take the recipe's, and the rest their defaults. `--print-config` lists all of them with where each came from.
+// what makes up the drafter comes from the one it continues (--init), the rest takes the recipe's, and what is left its default.
+// `--print-config` lists all of them with where each came from.
 #pragma once
 
 #include <string>
@@ -10,10 +11,11 @@
 namespace dspark::job {
 
 struct Setting {
-  std::string name, value, source;  // source: "given", "recipe deepspec", "default"
+  std::string name, value, source;  // source: "given", "init", "recipe deepspec", "default"
 };
 
-// Sets what the recipe decides and nobody gave. Returns all settings of the objective, the optimizer and the drafter's shape.
-std::vector<Setting> apply_recipe(TrainOptions& options);
+// Sets what nobody gave, from the drafter to continue (null: none) and the recipe. Returns all settings of the objective, the
+// optimizer and the drafter's shape.
+std::vector<Setting> apply_recipe(TrainOptions& options, const model::DrafterConfig* init = nullptr);
 
 }  // namespace dspark::job

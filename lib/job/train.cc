@@ -1,5 +1,6 @@
 #include "job/train.h"
 
+#include "job/init_drafter.h"
 #include "job/recipe.h"
 
 #include <algorithm>
@@ -47,6 +48,10 @@ void check_options(const TrainOptions& o) {
   if (o.optimizer != "adamw" && o.optimizer != "muon") fail_usage("--optimizer {}: adamw or muon", o.optimizer);
   if (o.layout != "anchor" && o.layout != "bonus") fail_usage("--layout {}: anchor or bonus", o.layout);
   if (o.warm_start != "target" && o.warm_start != "none") fail_usage("--warm-start {}: target or none", o.warm_start);
+  if (o.rotary != "served" && o.rotary != "reference") fail_usage("--rotary {}: served or reference", o.rotary);
+  if (o.hidden < 0) fail_usage("--hidden {}: a width, or 0 for the target's", o.hidden);
+  if (o.init_partial && o.init.empty()) fail_usage("--init-partial goes with --init DRAFTER");
+  if (!o.init.empty() && o.was_given("warm-start") && o.warm_start == "target") fail_usage("--warm-start target starts a new drafter, --init goes on with one: give one of them");
   if (o.window_rule != "served" && o.window_rule != "anchor") fail_usage("--window-rule {}: served or anchor", o.window_rule);
   if (o.denominator != "pooled" && o.denominator != "micro" && o.denominator != "count") fail_usage("--denominator {}: pooled, micro or count", o.denominator);
   if (o.slots != "label-prefix" && o.slots != "row-mask") fail_usage("--slots {}: label-prefix or row-mask", o.slots);
@@ -167,7 +172,8 @@ OrderedJson run_identity(const TrainOptions& o, const DrafterConfig& c, const st
                      {"algorithm", o.algorithm}, {"loss", o.loss}, {"layers", o.layers}, {"block", o.block}, {"rank", c.rank}, {"steps", steps}, {"batch_docs", batch_docs},
                      {"row_tokens", o.row_tokens}, {"chunk_slots", o.chunk_slots}, {"anchors", o.anchors}, {"optimizer", o.optimizer}, {"lr", o.lr}, {"muon_lr", o.muon_lr}, {"weight_decay", o.weight_decay}, {"muon_weight_decay", o.muon_weight_decay}, {"clip", o.clip}, {"decay", o.decay},
                      {"warmup", o.warmup}, {"denominator", o.denominator}, {"slots", o.slots}, {"label", o.label}, {"dpace", o.dpace}, {"detach_confidence", o.detach_confidence}, {"tap_noise", o.tap_noise},
-                     {"anchors_per", o.anchors_per}, {"schedule", o.schedule}, {"weights", o.weights}, {"precision", o.common.precision}, {"seed", o.common.seed}, {"warm_start", o.warm_start}, {"store_weights", o.store_weights}};
+                     {"anchors_per", o.anchors_per}, {"schedule", o.schedule}, {"weights", o.weights}, {"precision", o.common.precision}, {"seed", o.common.seed}, {"warm_start", o.warm_start},
+                     {"store_weights", o.store_weights}, {"rotary", o.rotary}, {"hidden", c.hidden}, {"init", o.init.string()}, {"init_partial", o.init_partial}};
 }
 
 void check_same_run(const Json& saved, const OrderedJson& now, const fs::path& out) {
@@ -184,7 +190,8 @@ void check_same_run(const Json& saved, const OrderedJson& now, const fs::path& o
 
 void run_train(const TrainOptions& given) {
   TrainOptions o = given;
-  const std::vector<Setting> settings = apply_recipe(o);
+  std::optional<InitDrafter> init = InitDrafter::open(o);
+  const std::vector<Setting> settings = apply_recipe(o, init ? &init->config() : nullptr);
   if (o.print_config) {
     for (const Setting& s : settings) fmt::print("{:<20} {:<24} {}\n", s.name, s.value.empty() ? "-" : s.value, s.source);
     return;
@@ -202,12 +209,16 @@ void run_train(const TrainOptions& given) {
   const train::Dataset data(std::move(sources), o.val_fraction, o.common.seed, o.store_weights);
   const auto& identity = data.identity();
   std::vector<TapLayer> taps;
-  if (o.taps == "store")
+  if (init) init->check(o, files);
+  if (init && !o.was_given("taps")) taps = init->taps(identity.taps);
+  else if (o.taps == "store")
     for (int n : identity.taps) taps.push_back({n});
   else taps = parse_taps(o.taps, files.config().layers);
 
   std::vector<int32_t> kept;
-  if (o.draft_vocab > 0 && o.draft_vocab < files.config().vocab)
+  const auto own_vocabulary = init ? init->kept() : std::nullopt;
+  if (own_vocabulary) kept = *own_vocabulary;
+  else if (o.draft_vocab > 0 && o.draft_vocab < files.config().vocab)
     kept = train::choose_draft_vocab(train::count_labels(data, files.config().vocab), o.draft_vocab, files.tokenizer().end_tokens());
   train::NewDrafter choice;
   const bool dflash = o.algorithm == "dflash";
@@ -220,8 +231,13 @@ void run_train(const TrainOptions& given) {
   choice.sliding_causal = !o.non_causal;
   choice.window_by_anchor = o.window_rule == "anchor";
   choice.sample_from_anchor = o.layout == "anchor";
-  choice.mask_token = o.mask_token;
+  choice.mask_token = init && o.mask_token < 0 ? init->mask_token() : o.mask_token;
+  choice.hidden = o.hidden;
+  choice.rotary = o.rotary == "served" ? formats::Rotary::served : formats::Rotary::reference;
+  choice.like = init ? &init->config() : nullptr;
   const DrafterConfig config = train::drafter_config_for(files, choice, taps, static_cast<int64_t>(kept.size()));
+  if (init) init->check_fit(o, config);
+  if (config.own_embeddings() && !o.was_given("warm-start")) o.warm_start = "none";  // nothing of the target's has this width
   const train::Objective objective = make_objective(o, config.confidence);
 
   const int64_t batch_docs = o.batch_docs > 0 ? o.batch_docs : std::min<int64_t>(512, std::max<int64_t>(1, static_cast<int64_t>(data.training().size()) / 8));
@@ -247,12 +263,10 @@ void run_train(const TrainOptions& given) {
   JsonLines json(o.common.json);
 
   Context& ctx = backend->context();
-  Drafter drafter(ctx, config, DrafterOptions{});
+  Drafter drafter(ctx, config, DrafterOptions{.train_embeddings = config.own_embeddings()});
   const TensorValues from_target = train::target_values(files, kept);
-  if (!o.init.empty()) {
-    const DrafterFiles init = read_drafter(o.init);
-    DS_REQUIRE(init.kept == kept || (o.draft_vocab == 0 && init.kept.empty()), "--init {}: its draft vocabulary is another one; it is part of the drafter and cannot change", o.init.string());
-    load_drafter(drafter, init, from_target);
+  if (init) {
+    init->load(drafter, o, from_target);
   } else {
     train::init_random(drafter, from_target, o.common.seed, o.weights == "speculators" ? train::NewWeights::speculators : train::NewWeights::deepspec);
     if (o.warm_start == "target") train::warm_start(drafter, files);
@@ -293,7 +307,7 @@ void run_train(const TrainOptions& given) {
   t.config = OrderedJson{{"run", run}, {"backend", backend->describe()}}.dump();
   t.write_drafter = [&](const fs::path& folder) {
     WriteOptions w;
-    w.with_embeddings = false;  // the target's own
+    w.leave_out = {"embed_tokens.weight", "lm_head.weight"};  // the target's own
     write_drafter(folder, config, kept, device_values(drafter), w);
   };
   double last_line = 0;

@@ -4,6 +4,8 @@
 #include <cmath>
 #include <numeric>
 
+#include "model/rope.h"
+
 namespace dspark::model {
 namespace {
 
@@ -33,20 +35,31 @@ void make_chunks(const std::vector<int64_t>& first_slot, int64_t chunk_slots, Ba
   }
 }
 
-// Slots (or block rows) grouped by Markov input, in order, so that each row of d_markov_w1 is one ordered sum.
-void make_scatter(const std::vector<int32_t>& previous, BatchPlan& plan) {
-  std::vector<int32_t> order(previous.size());
-  std::iota(order.begin(), order.end(), 0);
-  std::stable_sort(order.begin(), order.end(), [&](int32_t x, int32_t y) { return previous[x] < previous[y]; });
-  for (size_t i = 0; i < order.size(); ++i) {
-    const int32_t token = previous[order[i]];
-    if (plan.scatter_row.empty() || plan.scatter_row.back() != token) {
-      plan.scatter_row.push_back(token);
-      plan.scatter_begin.push_back(static_cast<int32_t>(i));
+// Indices grouped by token, in order, so that each row of a table's gradient is one ordered sum.
+ScatterList make_scatter(const std::vector<int32_t>& tokens) {
+  ScatterList list;
+  list.source.resize(tokens.size());
+  std::iota(list.source.begin(), list.source.end(), 0);
+  std::stable_sort(list.source.begin(), list.source.end(), [&](int32_t x, int32_t y) { return tokens[x] < tokens[y]; });
+  for (size_t i = 0; i < list.source.size(); ++i) {
+    const int32_t token = tokens[list.source[i]];
+    if (list.row_of.empty() || list.row_of.back() != token) {
+      list.row_of.push_back(token);
+      list.begin.push_back(static_cast<int32_t>(i));
     }
   }
-  plan.scatter_begin.push_back(static_cast<int32_t>(order.size()));
-  plan.scatter_source = std::move(order);
+  list.begin.push_back(static_cast<int32_t>(list.source.size()));
+  return list;
+}
+
+// `dynamic` rope follows the row's largest position, blocks included.
+std::vector<double> row_frequencies(const PlanInput& in, const BatchPlan& plan) {
+  if (in.rope.type != "dynamic") return {};
+  int64_t length = 0;
+  for (const auto* positions : {&plan.context_position, &plan.block_position})
+    for (const int32_t p : *positions) length = std::max<int64_t>(length, p + 1);
+  if (length <= in.max_position) return {};
+  return make_rope_table(in.rope, in.head_dim, in.max_position, length).inv_freq;
 }
 
 }  // namespace
@@ -57,6 +70,15 @@ int64_t supervised_prefix(std::span<const uint8_t> mask, const PackedDocument& d
   int64_t k = 0;
   while (k < n && first_label + k < document.end && mask[first_label + k] != 0) ++k;
   return k;
+}
+
+PlanInput plan_input(const DrafterConfig& c) {
+  PlanInput in;
+  in.block = c.block, in.mask_token = c.mask_token, in.sample_from_anchor = c.sample_from_anchor;
+  in.markov = c.rank > 0, in.markov_rnn = c.markov == Markov::rnn;
+  in.train_embeddings = c.own_embeddings();
+  in.rope = c.rope, in.head_dim = c.head_dim, in.max_position = c.max_position;
+  return in;
 }
 
 BatchPlan make_batch_plan(const PlanInput& in) {
@@ -117,7 +139,9 @@ BatchPlan make_batch_plan(const PlanInput& in) {
     plan.target_row.push_back(static_cast<int32_t>(
         std::lower_bound(plan.target_source.begin(), plan.target_source.end(), row) - plan.target_source.begin()));
   make_chunks(first_slot, in.chunk_slots, plan);
-  if (in.markov) make_scatter(in.markov_rnn ? plan.block_previous : plan.previous_token, plan);
+  if (in.markov) plan.markov = make_scatter(in.markov_rnn ? plan.block_previous : plan.previous_token);
+  if (in.train_embeddings) plan.embed = make_scatter(plan.block_token);
+  plan.inv_freq = row_frequencies(in, plan);
   return plan;
 }
 
@@ -143,9 +167,13 @@ DeviceBatch upload_batch(Context& ctx, Arena& arena, const BatchPlan& plan) {
   b.previous_token = ints(plan.previous_token);
   b.block_previous = ints(plan.block_previous);
   b.target_source = ints(plan.target_source);
-  b.scatter_row = ints(plan.scatter_row);
-  b.scatter_begin = ints(plan.scatter_begin);
-  b.scatter_source = ints(plan.scatter_source);
+  auto scatter = [&](const ScatterList& l) { return DeviceBatch::Scatter{ints(l.row_of), ints(l.begin), ints(l.source)}; };
+  b.markov = scatter(plan.markov);
+  b.embed = scatter(plan.embed);
+  if (const auto n = static_cast<int64_t>(plan.inv_freq.size()); n > 0) {
+    b.inv_freq = arena.vector(ctx.acc_dtype(), n);
+    ctx.device().upload(Queue::compute, b.inv_freq, {plan.inv_freq.data(), DType::f64, 1, n, n});
+  }
   const int64_t s = plan.n_slots();
   b.weight = arena.vector(ctx.acc_dtype(), s);
   if (s > 0) ctx.device().upload(Queue::compute, b.weight, {plan.weight.data(), DType::f64, 1, s, s});

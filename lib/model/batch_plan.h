@@ -16,6 +16,7 @@
 #include <span>
 #include <vector>
 
+#include "model/drafter_config.h"
 #include "model/ops.h"
 
 namespace dspark::model {
@@ -41,9 +42,20 @@ struct PlanInput {
   bool sample_from_anchor = true;
   bool markov = true;
   bool markov_rnn = false;                 // the head runs over whole blocks, not over supervised slots
+  bool train_embeddings = false;
+  formats::RopeConfig rope;                // `dynamic` has frequencies that depend on the row
+  int64_t head_dim = 0, max_position = 0;
   SlotRule slots = SlotRule::label_prefix;
   double gamma = 4.0;                      // w_k = exp(-k/gamma); 0: no decay
   int64_t chunk_slots = 0;                 // at most this many slots a loss chunk (at least one anchor)
+};
+
+// Everything about the drafter that a plan depends on.
+PlanInput plan_input(const DrafterConfig& drafter);
+
+// Sources grouped by the table row they add to: row_of[j] takes source[begin[j] .. begin[j + 1]).
+struct ScatterList {
+  std::vector<int32_t> row_of, begin, source;
 };
 
 struct BatchPlan {
@@ -62,8 +74,9 @@ struct BatchPlan {
   std::vector<double> weight;                          // w_k
   std::vector<int32_t> block_previous;                 // [A*B] Markov input of every slot, supervised or not (rnn heads)
   std::vector<int32_t> target_source;                  // [P] context rows, ascending
-  // previous token -> slots (-> block rows for rnn heads)
-  std::vector<int32_t> scatter_row, scatter_begin, scatter_source;
+  ScatterList markov;                                  // previous token -> slots (-> block rows for rnn heads)
+  ScatterList embed;                                   // block token -> block rows, where embeddings are trained
+  std::vector<double> inv_freq;                        // [rot/2] of a row too long for the drafter's own; else empty
   std::vector<LossChunk> chunks;
   double weight_sum = 0;
   int64_t supervised_blocks = 0;                       // blocks with at least one supervised slot
@@ -83,7 +96,11 @@ int64_t supervised_prefix(std::span<const uint8_t> mask, const PackedDocument& d
 struct DeviceBatch {
   int64_t n_anchors = 0, block = 0;
   Tensor context_position, block_token, block_position, anchor_row, doc_start;
-  Tensor slot_row, block_of, target_row, label, previous_token, block_previous, weight, target_source, scatter_row, scatter_begin, scatter_source;
+  Tensor slot_row, block_of, target_row, label, previous_token, block_previous, weight, target_source;
+  struct Scatter {
+    Tensor row_of, begin, source;
+  } markov, embed;
+  Tensor inv_freq;  // acc [1, rot/2] or empty
 };
 
 // Allocates in `arena` and uploads (on the compute queue; the plan must outlive the next synchronisation).

@@ -15,6 +15,8 @@ Drafter::Drafter(Context& ctx, const DrafterConfig& config, const DrafterOptions
   inv_freq_ = allocate(ctx_.acc_dtype(), 1, n_freq);
   ctx_.upload_now(inv_freq_, {rope_.inv_freq.data(), DType::f64, 1, n_freq, n_freq});
 
+  const bool own = train && options_.train_embeddings;
+
   // A matrix of its own: value, and master and gradient when it is trained.
   auto matrix = [&](const std::string& name, Tensor value, Tensor* grad) {
     Tensor master, g;
@@ -41,7 +43,8 @@ Drafter::Drafter(Context& ctx, const DrafterConfig& config, const DrafterOptions
   };
 
   embed = allocate(ctx_.act_dtype(), c.vocab, d);
-  add_parameter("embed_tokens.weight", embed, {}, {}, false);
+  if (own) matrix("embed_tokens.weight", embed, &d_embed);
+  else add_parameter("embed_tokens.weight", embed, {}, {}, false);
   fc_ = make_weight(d, c.n_taps() * c.target_hidden);
   matrix("fc.weight", fc_.value, &d_fc_);
   hidden_norm_ = add_vector("hidden_norm.weight", d, true, &d_hidden_norm_);
@@ -79,17 +82,22 @@ Drafter::Drafter(Context& ctx, const DrafterConfig& config, const DrafterOptions
   norm_ = add_vector("norm.weight", d, true, &d_norm_);
 
   head = make_weight(c.draft_vocab, c.joint_cols());
-  add_parameter("lm_head.weight", head.value.col_range(0, d), {}, {}, false);
+  // What is trained of [lm_head | markov_w2]: its last columns, one block of masters and one of gradients.
+  const int64_t head_cols = own ? c.joint_cols() : train ? c.rank : 0;
+  Tensor head_master;
+  if (head_cols > 0) {
+    const Tensor head_value = head.value.col_range(c.joint_cols() - head_cols, head_cols);
+    head_master = head_value.dtype == ctx_.acc_dtype() ? head_value : allocate(ctx_.acc_dtype(), c.draft_vocab, head_cols);
+    d_head = allocate(ctx_.acc_dtype(), c.draft_vocab, head_cols);
+  }
+  if (own) add_parameter("lm_head.weight", head.value.col_range(0, d), head_master.col_range(0, d), d_head.col_range(0, d), false);
+  else add_parameter("lm_head.weight", head.value.col_range(0, d), {}, {}, false);
   if (c.rank > 0) {
     markov_w1 = allocate(ctx_.act_dtype(), c.vocab, c.rank);
     matrix("markov_head.markov_w1.weight", markov_w1, &d_markov_w1);
-    Tensor master;
-    const Tensor w2 = head.value.col_range(d, c.rank);
-    if (train) {
-      master = w2.dtype == ctx_.acc_dtype() ? w2 : allocate(ctx_.acc_dtype(), c.draft_vocab, c.rank);
-      d_head = allocate(ctx_.acc_dtype(), c.draft_vocab, c.rank);
-    }
-    add_parameter("markov_head.markov_w2.weight", w2, master, d_head, false);
+    const int64_t at = head_cols - c.rank;  // of markov_w2 in what is trained
+    add_parameter("markov_head.markov_w2.weight", head.value.col_range(d, c.rank), train ? head_master.col_range(at, c.rank) : Tensor{},
+                  train ? d_head.col_range(at, c.rank) : Tensor{}, false);
     if (c.markov != Markov::vanilla) {
       const bool rnn = c.markov == Markov::rnn;
       const std::string name = rnn ? "markov_head.joint_proj." : "markov_head.gate_proj.";

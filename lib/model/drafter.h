@@ -40,7 +40,8 @@ struct DrafterLayer {
 };
 
 struct DrafterOptions {
-  bool trainable = true;       // masters and gradients exist
+  bool trainable = true;         // masters and gradients exist
+  bool train_embeddings = false; // of embed_tokens and lm_head too
 };
 
 // Activations the backward needs; filled by forward, all in the arena.
@@ -81,8 +82,10 @@ class Drafter {
   // ---- graph ----
   // c = rmsnorm(fc(taps); hidden_norm): taps [T, L*E] act -> out [T, D] act. fc_out acc and inv are kept when given.
   void context_rows(Arena& arena, const Tensor& taps, Tensor context, Tensor fc_out, Tensor inv);
-  // Layer i's keys (rope applied) and values of context rows at `position` (i32 [1, n]); both act.
-  void context_keys(Arena& arena, int64_t layer, const Tensor& context, const Tensor& position, Tensor kv_raw, Tensor k, Tensor inv);
+  // Layer i's keys and values of context rows, before norm and rope; then the keys with both, at `position` (i32 [1, n]). All act.
+  // `inv_freq`: DeviceBatch's.
+  void context_kv(int64_t layer, const Tensor& context, const Tensor& kv_raw);
+  void context_keys(int64_t layer, const Tensor& kv_raw, const Tensor& position, const Tensor& k, const Tensor& inv, const Tensor& inv_freq);
   // Forward of one batch: taps [T, L*E] act. Fills `state`; state.hidden [A*B, D] act.
   void forward(Arena& arena, const Tensor& taps, const DeviceBatch& batch, ForwardState& state);
   // Gradients of everything trainable below `hidden`; d_hidden [A*B, D] acc. `write` as in ops.h.
@@ -106,6 +109,7 @@ class Drafter {
   Weight head;              // [VD, D+R]: lm_head | markov_w2
   Tensor d_head;            // acc [VD, R or D+R], empty when there is nothing to train
   Tensor embed;             // act [V, D]
+  Tensor d_embed;           // acc, empty when frozen
   Tensor markov_w1, d_markov_w1;        // act [V, R], acc
   Weight markov_mix;                    // gated: gate_proj [R, D+R]; rnn: joint_proj [3R, 2R+D]
   Tensor markov_bias, d_markov_mix, d_markov_bias;  // acc [1, R or 3R]; gradients
@@ -117,9 +121,10 @@ class Drafter {
   void rnn_forward(Arena& arena, const Tensor& hidden, const DeviceBatch& batch, Tensor features, MarkovSaved& saved);
   void rnn_backward(Arena& arena, const DeviceBatch& batch, const MarkovSaved& saved, const Tensor& d_features, const Tensor& d_x,
                     const Tensor& d_pre);
-  void attention_rows(Arena& arena, DrafterLayer& layer, LayerSaved& s, const Tensor& position);
+  void attention_rows(Arena& arena, DrafterLayer& layer, LayerSaved& s, const DeviceBatch& batch);
   AnchorRule rule(const DrafterLayer& layer) const;
-  Rope rope() const { return {inv_freq_, rope_.rot, rope_.scale}; }
+  // `row`: a row's own frequencies (dynamic rope), or empty.
+  Rope rope(const Tensor& row) const { return {row ? row : inv_freq_, rope_.rot, rope_.scale}; }
   Tensor allocate(DType dtype, int64_t rows, int64_t cols);
   Weight make_weight(int64_t out, int64_t in);
   void add_parameter(std::string name, Tensor value, Tensor master, Tensor grad, bool is_vector);

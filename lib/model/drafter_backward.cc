@@ -53,7 +53,7 @@ void Drafter::backward(Arena& arena, const Tensor& taps, const DeviceBatch& batc
     auto un_rope = [&](Tensor d, const Tensor& raw, const Tensor& weight, Tensor d_weight, const Tensor& position,
                        const Tensor& inv, Write w) {
       qk_norm_rope_backward(ctx_, {.d_x = d, .d_weight = d_weight, .dy = d, .x = raw, .weight = weight, .position = position,
-                                   .inv_rms = inv, .rope = rope(), .head_dim = c.head_dim, .write_dw = w});
+                                   .inv_rms = inv, .rope = rope(batch.inv_freq), .head_dim = c.head_dim, .write_dw = w});
     };
     un_rope(d_q, s.q_raw, l.q_norm, l.d_q_norm, batch.block_position, s.inv_q, write);
     un_rope(d_kv.col_range(0, kv), s.kv_raw.col_range(0, kv), l.k_norm, l.d_k_norm, batch.block_position, s.inv_k, write);
@@ -73,7 +73,8 @@ void Drafter::backward(Arena& arena, const Tensor& taps, const DeviceBatch& batc
     rmsnorm_backward(ctx_, {.d_x = d_x, .d_weight = l.d_input_norm, .dy = d_norm_in, .x = s.x_in, .weight = l.input_norm,
                             .inv_rms = s.inv_in, .write_dx = Write::add, .write_dw = write});
   }
-  // The embeddings are frozen: d_x ends here. The context's gradient goes on into fc.
+  // d_x ends in the embeddings; the context's gradient goes on into fc.
+  if (d_embed) scatter_add_rows(ctx_, {d_embed, d_x, batch.embed.row_of, batch.embed.begin, batch.embed.source, write});
   const Tensor d_fc_out = arena.matrix(acc, t, c.hidden), d_fc_act = arena.matrix(act, t, c.hidden);
   rmsnorm_backward(ctx_, {.d_x = d_fc_out, .d_weight = d_hidden_norm_, .dy = d_context, .x = state.fc_out, .weight = hidden_norm_,
                           .inv_rms = state.inv_context, .write_dw = write});

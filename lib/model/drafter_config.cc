@@ -1,6 +1,7 @@
 #include "model/drafter_config.h"
 
 #include "core/error.h"
+#include "model/rope.h"
 
 namespace dspark::model {
 
@@ -23,12 +24,20 @@ void validate(const DrafterConfig& c) {
   DS_REQUIRE((c.rank > 0) == (c.markov != Markov::none), "drafter: Markov rank {} does not go with its head type", c.rank);
   DS_REQUIRE(c.mask_token >= 0 && c.mask_token < c.vocab, "drafter: mask token {} is outside the vocabulary of {}",
              c.mask_token, c.vocab);
+  make_rope_table(c.rope, c.head_dim, c.max_position);  // throws for what cannot be rotated
   DS_REQUIRE(c.eps > 0 && c.eps < 1, "drafter: norm epsilon {} must be in (0, 1)", c.eps);
   for (size_t i = 0; i < c.taps.size(); ++i)
     DS_REQUIRE(c.taps[i].n >= 0 && (i == 0 || c.taps[i].n > c.taps[i - 1].n),
                "drafter: tapped layers must ascend; number {} is {}", i, c.taps[i].n);
   for (LayerType t : c.layers)
     DS_REQUIRE(t == LayerType::full || c.window > 0, "drafter: a sliding layer needs a window of at least 1");
+}
+
+std::string rotary_doubt(const DrafterConfig& c) {
+  if (!c.rope.rotates_part() || c.rotary == formats::Rotary::served) return {};
+  return fmt::format("partial_rotary_factor {} makes servers rotate {} of {} channels of a head, and nothing says that the drafter was trained so (the "
+                     "public trainers ignore the factor and train the full rotation; served, such a drafter has next to nothing accepted)",
+                     c.rope.partial_rotary_factor, make_rope_table(c.rope, c.head_dim, c.max_position).rot, c.head_dim);
 }
 
 std::vector<TapLayer> auto_taps(int64_t n_layers) {

@@ -41,12 +41,15 @@ struct DrafterConfig {
   double eps = 1e-6;
   int64_t mask_token = -1;
   int64_t max_position = 0;
-  formats::RopeConfig rope;
+  formats::RopeConfig rope;          // exactly what was trained
+  formats::Rotary rotary = formats::Rotary::unknown;
   std::string target_name;
   std::vector<std::string> target_architectures;
   std::string tokenizer_hash;        // of the target's tokenizer; empty when the file does not say
   std::string trained_on;            // quantisation the states came from; empty when unknown
 
+  // With a width of its own there is nothing of the target's to copy: embed_tokens and lm_head are the drafter's, trained with it.
+  bool own_embeddings() const { return hidden != target_hidden; }
   int64_t n_layers() const { return static_cast<int64_t>(layers.size()); }
   int64_t n_taps() const { return static_cast<int64_t>(taps.size()); }
   int64_t q_cols() const { return heads * head_dim; }
@@ -59,6 +62,9 @@ struct DrafterConfig {
 
 // Throws (exit 2 when `from_user`) with the field, its value and what it must be.
 void validate(const DrafterConfig& config);
+
+// Why servers may turn this drafter's heads by other angles than its training did; empty when they do not.
+std::string rotary_doubt(const DrafterConfig& config);
 
 // `--taps auto` (DESIGN 14): n_i = 2 + floor((N-4) i/4 + 1/2), i = 0..4. Throws for fewer than 5 layers.
 std::vector<TapLayer> auto_taps(int64_t n_layers);

@@ -4,6 +4,7 @@
 #include <nlohmann/json.hpp>
 
 #include "core/error.h"
+#include "formats/hf_config.h"
 #include "model/drafter_files.h"
 
 namespace dspark::model {
@@ -46,48 +47,20 @@ class Fields {
     return at(key).get<std::string>();
   }
   const std::string& where() const { return where_; }
+  const Json& json() const { return json_; }
 
  private:
   const Json& json_;
   std::string where_;
 };
 
-formats::RopeConfig parse_rope(const Fields& f) {
-  formats::RopeConfig rope;
-  rope.theta = f.number("rope_theta", rope.theta);
-  const char* key = f.has("rope_parameters") ? "rope_parameters" : f.has("rope_scaling") ? "rope_scaling" : nullptr;
-  if (!key) return rope;
-  const Fields r(f.at(key), f.where() + ": " + key);
-  DS_REQUIRE(!f.at(key).contains("full_attention"), "{}: a rope per layer type is not something a drafter can be served with", r.where());
-  rope.type = r.string("rope_type", r.string("type", "default"));
-  rope.theta = r.number("rope_theta", rope.theta);
-  rope.factor = r.number("factor", 1);
-  rope.partial_rotary_factor = r.number("partial_rotary_factor", f.number("partial_rotary_factor", 1));
-  rope.original_max_position = r.integer("original_max_position_embeddings", 0);
-  rope.low_freq_factor = r.number("low_freq_factor", rope.low_freq_factor);
-  rope.high_freq_factor = r.number("high_freq_factor", rope.high_freq_factor);
-  rope.beta_fast = r.number("beta_fast", rope.beta_fast);
-  rope.beta_slow = r.number("beta_slow", rope.beta_slow);
-  rope.attention_factor = r.number("attention_factor", 0);
-  rope.mscale = r.number("mscale", 0);
-  rope.mscale_all_dim = r.number("mscale_all_dim", 0);
-  rope.truncate = r.boolean("truncate", true);
+// Without a base the loaders disagree: vLLM takes 1e6, llama.cpp 10000.
+formats::RopeConfig parse_rope(const Json& json, const Fields& f) {
+  const bool given = f.has("rope_theta") || (f.has("rope_parameters") && f.at("rope_parameters").is_object() && f.at("rope_parameters").contains("rope_theta")) ||
+                     (f.has("rope_scaling") && f.at("rope_scaling").is_object() && f.at("rope_scaling").contains("rope_theta"));
+  const formats::RopeConfig rope = formats::rope_from_hf(json, f.where());
+  DS_REQUIRE(given, "{}: 'rope_theta' is missing, alone or in 'rope_parameters': servers disagree about its default", f.where());
   return rope;
-}
-
-OrderedJson rope_json(const formats::RopeConfig& r) {
-  OrderedJson j{{"rope_type", r.type}, {"rope_theta", r.theta}};
-  if (r.type != "default" && r.type != "proportional") j["factor"] = r.factor;
-  if (r.partial_rotary_factor != 1) j["partial_rotary_factor"] = r.partial_rotary_factor;
-  if (r.original_max_position > 0) j["original_max_position_embeddings"] = r.original_max_position;
-  if (r.type == "llama3") j["low_freq_factor"] = r.low_freq_factor, j["high_freq_factor"] = r.high_freq_factor;
-  if (r.type == "yarn") {
-    j["beta_fast"] = r.beta_fast, j["beta_slow"] = r.beta_slow, j["truncate"] = r.truncate;
-    if (r.attention_factor != 0) j["attention_factor"] = r.attention_factor;
-    if (r.mscale != 0) j["mscale"] = r.mscale;
-    if (r.mscale_all_dim != 0) j["mscale_all_dim"] = r.mscale_all_dim;
-  }
-  return j;
 }
 
 const char* markov_name(Markov m) { return m == Markov::gated ? "gated" : m == Markov::rnn ? "rnn" : "vanilla"; }
@@ -117,7 +90,7 @@ void parse_layers(const Fields& f, DrafterConfig& c) {
     }
   }
   if (std::find(c.layers.begin(), c.layers.end(), LayerType::sliding) != c.layers.end()) c.window = f.integer("sliding_window");
-  c.rope = parse_rope(f);
+  c.rope = parse_rope(f.json(), f);
 }
 
 std::vector<TapLayer> parse_taps(const Fields& f, const char* key, int offset) {
@@ -145,6 +118,9 @@ void parse_heads(const Fields& f, DrafterConfig& c) {
   c.tokenizer_hash = own.string("tokenizer_hash", "");
   c.trained_on = own.string("states_from", "");
   c.window_by_anchor = own.string("window_rule", "served") == "anchor";
+  const std::string rotary = own.string("rotary", "");
+  DS_REQUIRE(rotary.empty() || rotary == "served" || rotary == "reference", "{}: rotary '{}' is not served or reference", own.where(), rotary);
+  if (!rotary.empty()) c.rotary = rotary == "served" ? formats::Rotary::served : formats::Rotary::reference;
 }
 
 void put_layers(OrderedJson& j, const DrafterConfig& c) {
@@ -159,7 +135,7 @@ void put_layers(OrderedJson& j, const DrafterConfig& c) {
   j["use_sliding_window"] = c.window > 0;
   if (c.window > 0) j["sliding_window"] = c.window;
   else j["sliding_window"] = nullptr;
-  j["rope_parameters"] = rope_json(c.rope);
+  j["rope_parameters"] = formats::rope_to_hf(c.rope);
   j["rope_theta"] = c.rope.theta;
   j["tie_word_embeddings"] = false;
 }
@@ -172,12 +148,14 @@ void put_heads(OrderedJson& j, const DrafterConfig& c) {
   if (!c.tokenizer_hash.empty()) own["tokenizer_hash"] = c.tokenizer_hash;
   if (!c.trained_on.empty()) own["states_from"] = c.trained_on;
   own["window_rule"] = c.window_by_anchor ? "anchor" : "served";
+  if (c.rotary != formats::Rotary::unknown) own["rotary"] = c.rotary == formats::Rotary::served ? "served" : "reference";
   j["dspark_training"] = own;
   j["dtype"] = "bfloat16";
 }
 
 std::string deepspec_json(const DrafterConfig& c, const WriteOptions& options) {
   DS_REQUIRE(c.draft_vocab == c.vocab, "DeepSpec's format has the full vocabulary only, this drafter keeps {} of {} tokens", c.draft_vocab, c.vocab);
+  DS_REQUIRE(!c.own_embeddings(), "DeepSpec's format has the target's width only, this drafter has {} and reads states of {}", c.hidden, c.target_hidden);
   DS_REQUIRE(c.sample_from_anchor, "DeepSpec's format has the anchor layout only, this drafter was trained with the bonus layout");
   OrderedJson j;
   j["architectures"] = {"Qwen3DSparkModel"};

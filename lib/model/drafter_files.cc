@@ -66,8 +66,8 @@ namespace {
 std::vector<int32_t> read_kept(const SafetensorsSet& tensors, const DrafterConfig& c) {
   const auto* d2t = tensors.find("d2t");
   if (!d2t) {
-    DS_REQUIRE(c.draft_vocab == c.vocab, "{}: the draft vocabulary is {} of {} tokens but tensor 'd2t' is missing: acceptance would collapse",
-               tensors.path().string(), c.draft_vocab, c.vocab);
+    DS_REQUIRE(c.draft_vocab == c.vocab, "{}: the draft vocabulary is {} of {} tokens but tensor 'd2t'{} missing: which token a draft id means is lost",
+               tensors.path().string(), c.draft_vocab, c.vocab, tensors.find("t2d") ? " is" : " and 't2d' are");
     return {};
   }
   const auto offsets = formats::read_i64(tensors.get("d2t", {c.draft_vocab}));
@@ -106,6 +106,8 @@ DrafterFiles read_drafter(const fs::path& path) {
     if (!view) {
       const bool shared = spec.name == "embed_tokens.weight" || (spec.name == "lm_head.weight" && c.draft_vocab == c.vocab);
       DS_REQUIRE(shared, "{}: tensor '{}' {} is missing", path.string(), spec.name, formats::shape_text(spec.shape));
+      DS_REQUIRE(!c.own_embeddings(), "{}: tensor '{}' {} is missing; it cannot be the target's, whose width is {}", path.string(), spec.name,
+                 formats::shape_text(spec.shape), c.target_hidden);
       files.from_target.push_back(spec.name);
       continue;
     }
@@ -122,7 +124,8 @@ void write_drafter(const fs::path& folder, const DrafterConfig& c, const std::ve
   std::vector<TensorSpec> specs;
   for (auto& spec : expected_tensors(c)) {
     const bool shared = spec.name == "embed_tokens.weight" || (spec.name == "lm_head.weight" && kept.empty());
-    if (!shared || options.with_embeddings || options.format == DrafterFormat::deepspec) specs.push_back(spec);
+    const bool left_out = std::find(options.leave_out.begin(), options.leave_out.end(), spec.name) != options.leave_out.end();
+    if (!shared || !left_out || c.own_embeddings() || options.format == DrafterFormat::deepspec) specs.push_back(spec);
   }
   if (!kept.empty()) {
     specs.push_back({"d2t", DType::i64, {c.draft_vocab}});

@@ -39,10 +39,11 @@ using TensorValues = std::function<std::vector<float>(const std::string& name)>;
 struct WriteOptions {
   DrafterFormat format = DrafterFormat::speculators;
   int64_t num_target_layers = 0;   // DeepSpec writes it; 0: unknown
-  bool with_embeddings = true;     // embed_tokens, and lm_head with the full vocabulary
+  // Of embed_tokens and (full vocabulary) lm_head: what stays out because it is the target's. A drafter's own never does.
+  std::vector<std::string> leave_out;
 };
 // Writes config.json and model.safetensors (bf16, round to nearest even), model first, config last, each atomically.
-// Throws for what the format cannot express (a pruned vocabulary in DeepSpec's, the bonus layout there).
+// Throws for what the format cannot express (a pruned vocabulary, a width of its own or the bonus layout in DeepSpec's).
 void write_drafter(const fs::path& folder, const DrafterConfig& config, const std::vector<int32_t>& kept,
                    const TensorValues& values, const WriteOptions& options);
 

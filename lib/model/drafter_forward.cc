@@ -22,16 +22,20 @@ void Drafter::context_rows(Arena& arena, const Tensor& taps, Tensor context, Ten
   arena.release(mark);
 }
 
-void Drafter::context_keys(Arena&, int64_t index, const Tensor& context, const Tensor& position, Tensor kv_raw, Tensor k,
-                           Tensor inv) {
+void Drafter::context_kv(int64_t index, const Tensor& context, const Tensor& kv_raw) {
   DrafterLayer& l = layers_[static_cast<size_t>(index)];
   linear(ctx_, {kv_raw, context, &l.kv});
   if (l.kv_bias) add_bias(ctx_, {kv_raw, l.kv_bias});
-  qk_norm_rope(ctx_, {k, kv_raw.col_range(0, config_.kv_cols()), l.k_norm, position, inv, rope(), config_.head_dim, config_.eps});
+}
+
+void Drafter::context_keys(int64_t index, const Tensor& kv_raw, const Tensor& position, const Tensor& k, const Tensor& inv,
+                           const Tensor& inv_freq) {
+  const DrafterLayer& l = layers_[static_cast<size_t>(index)];
+  qk_norm_rope(ctx_, {k, kv_raw.col_range(0, config_.kv_cols()), l.k_norm, position, inv, rope(inv_freq), config_.head_dim, config_.eps});
 }
 
 // q, k (rope applied) and raw values of the block rows, from s.h.
-void Drafter::attention_rows(Arena& arena, DrafterLayer& l, LayerSaved& s, const Tensor& position) {
+void Drafter::attention_rows(Arena& arena, DrafterLayer& l, LayerSaved& s, const DeviceBatch& batch) {
   const auto& c = config_;
   const int64_t n = s.h.rows;
   const DType act = ctx_.act_dtype(), acc = ctx_.acc_dtype();
@@ -45,8 +49,9 @@ void Drafter::attention_rows(Arena& arena, DrafterLayer& l, LayerSaved& s, const
   linear(ctx_, {s.kv_raw, s.h, &l.kv});
   if (l.q_bias) add_bias(ctx_, {s.q_raw, l.q_bias});
   if (l.kv_bias) add_bias(ctx_, {s.kv_raw, l.kv_bias});
-  qk_norm_rope(ctx_, {s.q, s.q_raw, l.q_norm, position, s.inv_q, rope(), c.head_dim, c.eps});
-  qk_norm_rope(ctx_, {s.k, s.kv_raw.col_range(0, c.kv_cols()), l.k_norm, position, s.inv_k, rope(), c.head_dim, c.eps});
+  const Rope turn = rope(batch.inv_freq);
+  qk_norm_rope(ctx_, {s.q, s.q_raw, l.q_norm, batch.block_position, s.inv_q, turn, c.head_dim, c.eps});
+  qk_norm_rope(ctx_, {s.k, s.kv_raw.col_range(0, c.kv_cols()), l.k_norm, batch.block_position, s.inv_k, turn, c.head_dim, c.eps});
 }
 
 namespace {
@@ -77,8 +82,9 @@ void Drafter::forward(Arena& arena, const Tensor& taps, const DeviceBatch& batch
     s.kv_ctx_raw = arena.matrix(act, t, 2 * kv);
     s.k_ctx = arena.matrix(act, t, kv);
     s.inv_k_ctx = arena.matrix(acc, t, c.kv_heads);
-    context_keys(arena, static_cast<int64_t>(i), state.context, batch.context_position, s.kv_ctx_raw, s.k_ctx, s.inv_k_ctx);
-    attention_rows(arena, l, s, batch.block_position);
+    context_kv(static_cast<int64_t>(i), state.context, s.kv_ctx_raw);
+    context_keys(static_cast<int64_t>(i), s.kv_ctx_raw, batch.context_position, s.k_ctx, s.inv_k_ctx, batch.inv_freq);
+    attention_rows(arena, l, s, batch);
     s.att = arena.matrix(act, n, c.q_cols());
     s.lse = arena.matrix(acc, n, c.heads);
     anchor_attention(ctx_, {s.att, s.lse, s.q, s.k_ctx, s.kv_ctx_raw.col_range(kv, kv), s.k, s.kv_raw.col_range(kv, kv),
@@ -120,7 +126,7 @@ Tensor Drafter::block_forward(Arena& arena, const std::vector<Tensor>& k_ctx, co
     s.h = arena.matrix(act, n, c.hidden);
     add_rmsnorm(ctx_, {.y = s.h, .x_out = i == 0 ? Tensor{} : x, .x = x, .delta = i == 0 ? Tensor{} : delta,
                        .weight = l.input_norm, .eps = c.eps});
-    attention_rows(arena, l, s, batch.block_position);
+    attention_rows(arena, l, s, batch);
     s.att = arena.matrix(act, n, c.q_cols());
     s.lse = arena.matrix(acc, n, c.heads);
     anchor_attention(ctx_, {s.att, s.lse, s.q, k_ctx[i], v_ctx[i], s.k, s.kv_raw.col_range(kv, kv), batch.anchor_row,

@@ -58,7 +58,7 @@ void Drafter::markov_backward(Arena& arena, const DeviceBatch& batch, const Mark
   fill(ctx_, {d_hidden, 0});
   if (r == 0 || c.markov == Markov::vanilla) {
     scatter_rows(ctx_, {d_hidden, d_joint.col_range(0, d), batch.slot_row});
-    if (r > 0) scatter_add_rows(ctx_, {d_markov_w1, d_features, batch.scatter_row, batch.scatter_begin, batch.scatter_source, write});
+    if (r > 0) scatter_add_rows(ctx_, {d_markov_w1, d_features, batch.markov.row_of, batch.markov.begin, batch.markov.source, write});
     return;
   }
   // d_x collects what reaches the head's input from all sides, then from its own product.
@@ -81,7 +81,7 @@ void Drafter::markov_backward(Arena& arena, const DeviceBatch& batch, const Mark
   }
   linear_dw(ctx_, {d_markov_mix, d_pre, saved.x, write});
   bias_grad(ctx_, {d_markov_bias, d_pre, write});
-  scatter_add_rows(ctx_, {d_markov_w1, d_x_e, batch.scatter_row, batch.scatter_begin, batch.scatter_source, write});
+  scatter_add_rows(ctx_, {d_markov_w1, d_x_e, batch.markov.row_of, batch.markov.begin, batch.markov.source, write});
   arena.release(mark);
 }
 

@@ -74,4 +74,52 @@ RopeTable make_rope_table(const RopeConfig& c, int64_t head_dim, int64_t max_pos
   return table;
 }
 
+RopeConfig trained_rope(const RopeConfig& wanted, formats::Rotary rotary) {
+  if (rotary != formats::Rotary::reference || !wanted.rotates_part()) return wanted;
+  DS_REQUIRE(wanted.type == "default",
+             "rope type '{}' with partial_rotary_factor {}: the reference trainers cannot train this (their frequencies cover a part of the "
+             "head, their rotation all of it); use --rotary served, which rotates the part as servers do",
+             wanted.type, wanted.partial_rotary_factor);
+  RopeConfig full = wanted;
+  full.partial_rotary_factor = 1;
+  return full;
+}
+
+std::optional<RopeConfig> rope_from_divisors(const RopeConfig& config, const std::vector<double>& divisors, int64_t head_dim,
+                                             int64_t max_position) {
+  const RopeTable plain = make_rope_table(config, head_dim, max_position);
+  if (config.type != "default" || divisors.size() != plain.inv_freq.size()) return std::nullopt;
+  const double factor = *std::max_element(divisors.begin(), divisors.end());
+  if (factor == 1 && *std::min_element(divisors.begin(), divisors.end()) == 1) return config;
+  constexpr double kRounding = 1e-6;  // the file's divisors are fp32
+  const auto gives = [&](const RopeConfig& c) {
+    const RopeTable table = make_rope_table(c, head_dim, max_position);
+    for (size_t i = 0; i < divisors.size(); ++i)
+      if (std::abs(table.inv_freq[i] * divisors[i] / plain.inv_freq[i] - 1) > kRounding) return false;
+    return true;
+  };
+  RopeConfig c = config;
+  c.type = "llama3", c.factor = factor;
+  // What Llama 3.x says, or lengths a converter may have known.
+  for (const int64_t original : {int64_t{8192}, static_cast<int64_t>(std::llround(static_cast<double>(max_position) / factor)), max_position}) {
+    c.original_max_position = original;
+    if (original > 0 && gives(c)) return c;
+  }
+  // On the ramp 1/divisor = (1 - s)/factor + s with s = (original / wavelength - low)/(high - low), a line in 1/wavelength. It knows
+  // original : low : high only, so low is 1.
+  double n = 0, sx = 0, sy = 0, sxx = 0, sxy = 0;
+  for (size_t i = 0; i < divisors.size(); ++i) {
+    const double s = (1 / divisors[i] - 1 / factor) / (1 - 1 / factor), x = plain.inv_freq[i] / (2 * std::numbers::pi);
+    if (s <= 1e-4 || s >= 1 - 1e-4) continue;
+    n += 1, sx += x, sy += s, sxx += x * x, sxy += x * s;
+  }
+  if (n < 2) return std::nullopt;
+  const double slope = (n * sxy - sx * sy) / (n * sxx - sx * sx), at_zero = (sy - slope * sx) / n;
+  if (!(slope > 0) || !(at_zero < 0)) return std::nullopt;
+  c.high_freq_factor = std::round((1 - 1 / at_zero) * 1e3) / 1e3;
+  c.original_max_position = std::llround(slope * (c.high_freq_factor - 1));
+  if (c.original_max_position < 1 || c.high_freq_factor <= 1 || !gives(c)) return std::nullopt;
+  return c;
+}
+
 }  // namespace dspark::model

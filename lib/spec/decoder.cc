@@ -1,6 +1,7 @@
 #include "spec/decoder.h"
 
 #include <algorithm>
+#include <numeric>
 
 #include "core/error.h"
 #include "core/log.h"
@@ -22,7 +23,7 @@ Decoder::Decoder(target::TargetModel& target, Drafter& drafter, const std::vecto
       cache_(target.make_cache(capacity)),
       arena_(ctx_.device(), target::TargetModel::arena_bytes(target.config(), ctx_.act_dtype() == DType::f32, kPrefillRows, 0) +
                                 3 * (proposals_ + 2) * (target.config().vocab + 64) * dtype_bytes(ctx_.acc_dtype()) +
-                                kPrefillRows * (drafter.config().n_taps() + 8) * target.config().hidden * 4 + (int64_t{64} << 20)) {
+                                kPrefillRows * (drafter.config().n_taps() + 8) * std::max(target.config().hidden, drafter.config().hidden) * 4 + (int64_t{64} << 20)) {
   const DrafterConfig& c = drafter_.config();
   DS_REQUIRE(2 * c.block + 2 <= kUniformsPerRound, "blocks of {} are longer than the decoder serves", c.block);
   for (TapLayer t : c.taps) taps_.push_back(t.n);
@@ -71,11 +72,32 @@ void Decoder::extend_context(const Tensor& states, int64_t rows) {
   for (int64_t i = 0; i < rows; ++i) positions.push_back(static_cast<int32_t>(context_length_ + i));
   const Tensor position = arena_.vector(DType::i32, rows);
   ctx_.upload_now(position, {positions.data(), DType::i32, 1, rows, rows});
-  for (int64_t i = 0; i < c.n_layers(); ++i)
-    drafter_.context_keys(arena_, i, context, position, kv_ctx_[static_cast<size_t>(i)].row_range(context_length_, rows),
-                          k_ctx_[static_cast<size_t>(i)].row_range(context_length_, rows), {});
+  for (int64_t i = 0; i < c.n_layers(); ++i) {
+    const Tensor kv = kv_ctx_[static_cast<size_t>(i)].row_range(context_length_, rows);
+    drafter_.context_kv(i, context, kv);
+    drafter_.context_keys(i, kv, position, k_ctx_[static_cast<size_t>(i)].row_range(context_length_, rows), {}, {});
+  }
   context_length_ += rows;
   arena_.release(mark);
+}
+
+// `dynamic` rope past its length: every key so far turns by the frequencies of the row with this block, as in training.
+Tensor Decoder::turn_context() {
+  const DrafterConfig& c = drafter_.config();
+  const int64_t length = context_length_ + c.block;
+  if (c.rope.type != "dynamic" || length <= c.max_position) return {};
+  const RopeTable table = make_rope_table(c.rope, c.head_dim, c.max_position, length);
+  const auto n = static_cast<int64_t>(table.inv_freq.size());
+  const Tensor inv_freq = arena_.vector(ctx_.acc_dtype(), n);
+  ctx_.upload_now(inv_freq, {table.inv_freq.data(), DType::f64, 1, n, n});
+  std::vector<int32_t> positions(static_cast<size_t>(context_length_));
+  std::iota(positions.begin(), positions.end(), 0);
+  const Tensor position = arena_.vector(DType::i32, context_length_);
+  ctx_.upload_now(position, {positions.data(), DType::i32, 1, context_length_, context_length_});
+  for (int64_t i = 0; i < c.n_layers(); ++i)
+    drafter_.context_keys(i, kv_ctx_[static_cast<size_t>(i)].row_range(0, context_length_), position,
+                          k_ctx_[static_cast<size_t>(i)].row_range(0, context_length_), {}, inv_freq);
+  return inv_freq;
 }
 
 // Fills the caches with the prompt and samples the token after it.
@@ -127,6 +149,7 @@ void Decoder::draft(int32_t anchor, const DecodeOptions& o, int64_t counter) {
   b.block_position = ints(positions.data(), c.block);
   b.anchor_row = ints(&row, 1);
   b.doc_start = ints(&start, 1);
+  b.inv_freq = turn_context();
   std::vector<Tensor> k, v;
   for (size_t i = 0; i < k_ctx_.size(); ++i) {
     k.push_back(k_ctx_[i].row_range(0, context_length_));

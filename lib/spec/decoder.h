@@ -57,6 +57,7 @@ class Decoder {
  private:
   int32_t prefill(const std::vector<int32_t>& prompt, const DecodeOptions& options, bool with_drafter);
   void extend_context(const model::Tensor& states, int64_t rows);
+  model::Tensor turn_context();
   void draft(int32_t anchor, const DecodeOptions& options, int64_t counter);
   Round verify(int32_t anchor, const DecodeOptions& options, int64_t counter);
   bool is_end(const DecodeOptions& options, int32_t token) const;

@@ -13,6 +13,11 @@ using formats::TargetConfig;
 
 TargetModel::TargetModel(Context& ctx, const TargetConfig& config, const TensorLoader& loader) : ctx_(ctx), config_(config) {
   const auto& c = config_;
+  // transformers ignores a partial factor of these architectures, servers do not: there is no right answer to give.
+  DS_REQUIRE(c.rope.type != "proportional" && c.rope.partial_rotary_factor == 1.0,
+             "rotating a part of the head (rope type '{}', partial factor {}) is not supported in the native forward of {} targets; take the states from "
+             "the server that will run the drafter",
+             c.rope.type, c.rope.partial_rotary_factor, architecture_name(c.architecture));
   const int64_t e = c.hidden, q_cols = c.heads * c.head_dim, kv_cols = c.kv_heads * c.head_dim;
   auto allocate = [&](DType t, int64_t rows, int64_t cols) {
     owned_.push_back(ctx_.allocate(t, rows, cols));
@@ -150,6 +155,9 @@ Tensor TargetModel::forward(Arena& arena, const Tensor& ids, std::span<const Seg
   std::vector<int32_t> positions;
   for (const Segment& s : segments) {
     DS_ASSERT(s.cache->length + s.rows <= s.cache->capacity, "{} + {} rows in a cache of {}", s.cache->length, s.rows, s.cache->capacity);
+    DS_REQUIRE(c.rope.type != "dynamic" || s.cache->length + s.rows <= c.max_position,
+               "a row of {} tokens is longer than the target's {} positions, behind which its dynamic rope is not supported; use a smaller --max-length",
+               s.cache->length + s.rows, c.max_position);
     for (int64_t i = 0; i < s.rows; ++i) positions.push_back(static_cast<int32_t>(s.cache->length + i));
   }
   DS_ASSERT(static_cast<int64_t>(positions.size()) == n, "{} ids for {} rows of segments", n, positions.size());

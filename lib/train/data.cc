@@ -197,12 +197,11 @@ void append_document(HostRow& row, const Dataset::Draw& draw, const PackTarget& 
 void finish_row(HostRow& row, const PackTarget& target, const PackOptions& o) {
   const auto& config = *target.config;
   if (o.anchors_per_row) row.anchors = draw_anchors(row_anchor_candidates(row.mask, config.block), o.anchors, o.seed, row.epoch, row.first_id);
-  model::PlanInput in;
+  model::PlanInput in = model::plan_input(config);
   in.slots = o.slots;
   in.tokens = row.tokens, in.mask = row.mask, in.documents = row.documents, in.anchors = row.anchors;
   in.draft_id = target.draft_id;
-  in.block = config.block, in.mask_token = config.mask_token, in.sample_from_anchor = config.sample_from_anchor;
-  in.markov = config.rank > 0, in.markov_rnn = config.markov == model::Markov::rnn, in.gamma = o.gamma, in.chunk_slots = o.chunk_slots;
+  in.gamma = o.gamma, in.chunk_slots = o.chunk_slots;
   row.batch.plan = model::make_batch_plan(in);
   const auto t = static_cast<int64_t>(row.tokens.size()), e = config.target_hidden;
   const int64_t tap_cols = config.n_taps() * e, width = tap_cols + e;

@@ -2,21 +2,44 @@
 
 #include <algorithm>
 #include <cmath>
+#include <map>
 
 #include "core/error.h"
 #include "core/hash.h"
+#include "core/log.h"
 #include "core/rng.h"
+#include "model/rope.h"
 
 namespace dspark::train {
 
 using namespace model;
 
+namespace {
+
+// The target's rope as a drafter's config can say it.
+formats::RopeConfig target_rope(const target::TargetFiles& files) {
+  const auto& t = files.config();
+  formats::RopeConfig rope = t.rope;
+  if (!t.rope_divisors.empty()) {
+    const auto named = rope_from_divisors(rope, t.rope_divisors, t.head_dim, t.max_position);
+    if (named) rope = *named;
+    else log_warn("{}: no drafter config can say the frequencies in its 'rope_freqs.weight'; the drafter is trained with the plain ones", files.name());
+  }
+  // Loaders want it said.
+  if (rope.original_max_position == 0 && (rope.type == "yarn" || rope.type == "llama3")) rope.original_max_position = t.max_position;
+  return rope;
+}
+
+}  // namespace
+
 DrafterConfig drafter_config_for(const target::TargetFiles& files, const NewDrafter& choice, const std::vector<TapLayer>& taps, int64_t draft_vocab) {
   const auto& t = files.config();
   DrafterConfig c;
   c.algorithm = choice.algorithm;
-  c.hidden = c.target_hidden = t.hidden;
-  c.ffn = t.ffn;
+  c.target_hidden = t.hidden;
+  c.hidden = choice.hidden > 0 ? choice.hidden : t.hidden;
+  // Heads stay as they are, so that a server's pages of keys and values fit both; the FFN keeps its ratio, in steps of 16.
+  c.ffn = c.own_embeddings() ? std::max<int64_t>(16, (t.ffn * c.hidden / t.hidden + 8) / 16 * 16) : t.ffn;
   c.heads = t.heads, c.kv_heads = t.kv_heads, c.head_dim = t.head_dim;
   c.vocab = t.vocab;
   c.draft_vocab = draft_vocab > 0 ? draft_vocab : t.vocab;
@@ -30,11 +53,17 @@ DrafterConfig drafter_config_for(const target::TargetFiles& files, const NewDraf
   c.rank = choice.rank;
   c.markov = choice.rank > 0 ? choice.markov : Markov::none;
   c.confidence = choice.confidence;
-  c.confidence_with_markov = choice.rank > 0;
+  c.confidence_with_markov = choice.rank > 0 && (!choice.like || choice.like->rank == 0 || choice.like->confidence_with_markov);
   c.sample_from_anchor = choice.sample_from_anchor;
   c.eps = t.eps;
   c.max_position = t.max_position;
-  c.rope = t.rope;
+  if (const DrafterConfig* like = choice.like) {
+    c.ffn = like->ffn, c.eps = like->eps, c.attention_bias = like->attention_bias;
+    c.heads = like->heads, c.kv_heads = like->kv_heads, c.head_dim = like->head_dim;
+    c.max_position = like->max_position;
+  }
+  c.rope = trained_rope(choice.like ? choice.like->rope : target_rope(files), choice.rotary);
+  c.rotary = choice.rotary;
   c.mask_token = choice.mask_token >= 0 ? choice.mask_token : files.tokenizer().default_mask_token();
   DS_REQUIRE(c.mask_token >= 0, "the target's tokenizer has no token that could be the mask; name one with --mask-token");
   c.target_name = files.name();
@@ -66,110 +95,67 @@ void set_values(Drafter& drafter, const std::string& name, const std::vector<flo
   drafter.set(*p, {v.data(), DType::f32, p->value.rows, p->value.cols, p->value.cols});
 }
 
-// The drafter norms q and k per head where the target does not. Weights that give them back their size on white input, a channel's
-// root mean square over heads: without them every score is a cosine and attention starts nearly flat. w [heads*HD, E].
-std::vector<float> norm_like(const std::vector<float>& w, const std::vector<float>& input_norm, int64_t heads, int64_t head_dim) {
-  const auto e = static_cast<int64_t>(input_norm.size());
-  std::vector<float> out;
-  for (int64_t j = 0; j < head_dim; ++j) {
-    double sum = 0;
-    for (int64_t h = 0; h < heads; ++h)
-      for (int64_t i = 0; i < e; ++i) {
-        const double x = static_cast<double>(w[static_cast<size_t>((h * head_dim + j) * e + i)]) * static_cast<double>(input_norm[static_cast<size_t>(i)]);
-        sum += x * x;
-      }
-    out.push_back(static_cast<float>(std::sqrt(sum / static_cast<double>(heads))));
+std::vector<float> new_values(Drafter& drafter, const Parameter& p, uint64_t seed, NewWeights rule) {
+  std::vector<float> v(static_cast<size_t>(p.value.size()), 0.0f);
+  const bool norm = p.is_vector && p.name.ends_with("norm.weight");
+  const bool bias = p.name.ends_with(".bias");
+  if (norm) std::fill(v.begin(), v.end(), 1.0f);
+  const Rng rng(seed, RngStream::init, std::stoull(sha256_hex(p.name).substr(0, 16), nullptr, 16));
+  const bool head = p.name.starts_with("markov_head.") || p.name.starts_with("confidence_head.");
+  if (rule == NewWeights::speculators && head && !p.name.ends_with("markov_w1.weight")) {
+    // A bias has its matrix's fan-in.
+    const Parameter* matrix = bias ? drafter.find(p.name.substr(0, p.name.size() - 4) + "weight") : &p;
+    const double limit = 1 / std::sqrt(static_cast<double>(matrix->value.cols));
+    for (size_t i = 0; i < v.size(); ++i) v[i] = static_cast<float>(limit * (2 * rng.uniform(i) - 1));
+  } else if (!norm && !bias) {
+    const double deviation = rule == NewWeights::speculators && head ? 0.01 : 0.02;
+    for (size_t i = 0; i < v.size(); ++i) v[i] = static_cast<float>(deviation * rng.normal(i));
   }
-  return out;
+  return v;
 }
 
-// markov_w1 as a random projection of the target's embeddings, so that what is learnt after one token holds for tokens like it:
-// with little data most tokens are seen too rarely to learn a row of their own.
-void project_embeddings(Drafter& drafter) {
-  constexpr double kRms = 0.1;  // of a row of markov_w1
-  Parameter& p = *drafter.find("markov_head.markov_w1.weight");
-  Context& ctx = drafter.context();
-  const int64_t e = drafter.embed.cols, rank = p.value.cols;
-  const Tensor square = ctx.allocate(ctx.acc_dtype(), 1, 1), embed = ctx.allocate(ctx.acc_dtype(), drafter.embed.rows, e);
-  copy(ctx, {embed, drafter.embed});
-  sum_squares(ctx, {square, embed});
-  double sum = 0;
-  ctx.download_now({&sum, DType::f64, 1, 1, 1}, square);
-  ctx.free(square);
-  ctx.free(embed);
-  if (sum == 0) return;
-  const double deviation = kRms / (std::sqrt(sum / static_cast<double>(drafter.embed.rows * e)) * std::sqrt(static_cast<double>(e)));
-  const Rng rng(0, RngStream::init, 0x4d61726b6f76);
-  std::vector<float> v(static_cast<size_t>(rank * e));
-  for (size_t i = 0; i < v.size(); ++i) v[i] = static_cast<float>(deviation * rng.normal(i));
-  Weight projection;
-  projection.value = ctx.allocate(ctx.act_dtype(), rank, e);
-  ctx.upload_now(projection.value, {v.data(), DType::f32, rank, e, e});
-  refresh(ctx, {&projection});
-  const Tensor rows = ctx.allocate(ctx.acc_dtype(), p.value.rows, rank);
-  linear(ctx, {rows, drafter.embed, &projection});
-  copy(ctx, {p.value, rows});
-  if (p.cast_on_update()) copy(ctx, {p.master, rows});
-  ctx.free(rows);
-  ctx.free(projection.value);
-}
+bool is_embedding(const std::string& name) { return name == "embed_tokens.weight" || name == "lm_head.weight"; }
 
 }  // namespace
 
 void init_random(Drafter& drafter, const TensorValues& target, uint64_t seed, NewWeights rule) {
-  for (Parameter& p : drafter.parameters()) {
-    if (!p.trainable) {
-      set_values(drafter, p.name, target(p.name));
-      continue;
-    }
-    std::vector<float> v(static_cast<size_t>(p.value.size()), 0.0f);
-    const bool norm = p.is_vector && p.name.ends_with("norm.weight");
-    const bool bias = p.name.ends_with(".bias");
-    if (norm) std::fill(v.begin(), v.end(), 1.0f);
-    const Rng rng(seed, RngStream::init, std::stoull(sha256_hex(p.name).substr(0, 16), nullptr, 16));
-    const bool head = p.name.starts_with("markov_head.") || p.name.starts_with("confidence_head.");
-    if (rule == NewWeights::speculators && head && !p.name.ends_with("markov_w1.weight")) {
-      // A bias has its matrix's fan-in.
-      const Parameter* matrix = bias ? drafter.find(p.name.substr(0, p.name.size() - 4) + "weight") : &p;
-      const double limit = 1 / std::sqrt(static_cast<double>(matrix->value.cols));
-      for (size_t i = 0; i < v.size(); ++i) v[i] = static_cast<float>(limit * (2 * rng.uniform(i) - 1));
-    } else if (!norm && !bias) {
-      const double deviation = rule == NewWeights::speculators && head ? 0.01 : 0.02;
-      for (size_t i = 0; i < v.size(); ++i) v[i] = static_cast<float>(deviation * rng.normal(i));
-    }
-    set_values(drafter, p.name, v);
-  }
+  for (Parameter& p : drafter.parameters()) set_values(drafter, p.name, p.trainable ? new_values(drafter, p, seed, rule) : target(p.name));
   drafter.refresh();
 }
 
-void warm_start(Drafter& drafter, const target::TargetFiles& files) {
-  const DrafterConfig& c = drafter.config();
-  const auto& t = files.config();
-  DS_REQUIRE(c.n_layers() <= t.layers, "a warm start of {} layers needs a target of at least as many, it has {}; use --warm-start none", c.n_layers(), t.layers);
-  std::vector<float> context_norm(static_cast<size_t>(c.hidden), 0.0f);
-  for (int64_t i = 0; i < c.n_layers(); ++i) {
-    const std::string from = fmt::format("model.layers.{}.", t.layers - c.n_layers() + i), to = fmt::format("layers.{}.", i);
-    for (const char* name : {"input_layernorm.weight", "post_attention_layernorm.weight", "self_attn.q_proj.weight", "self_attn.k_proj.weight",
-                             "self_attn.v_proj.weight", "self_attn.o_proj.weight", "mlp.gate_proj.weight", "mlp.up_proj.weight", "mlp.down_proj.weight"})
-      set_values(drafter, to + name, files.tensor(from + name));
-    const auto norm = files.tensor(from + "input_layernorm.weight");
-    for (const char* side : {"q", "k"}) {
-      const std::string name = fmt::format("self_attn.{}_norm.weight", side);
-      set_values(drafter, to + name,
-                 t.qk_norm ? files.tensor(from + name)
-                           : norm_like(files.tensor(fmt::format("{}self_attn.{}_proj.weight", from, side)), norm, side[0] == 'q' ? t.heads : t.kv_heads, t.head_dim));
+std::vector<Mismatch> init_mismatches(const DrafterConfig& config, const DrafterFiles& init, const SameTokens& same) {
+  const std::string none = "none";
+  std::map<std::string, std::pair<std::string, std::string>> shapes;  // there, here
+  const auto add = [&](const DrafterConfig& c, bool here) {
+    for (const auto& spec : expected_tensors(c)) {
+      if (is_embedding(spec.name) && !c.own_embeddings()) continue;
+      auto& both = shapes.try_emplace(spec.name, none, none).first->second;
+      (here ? both.second : both.first) = formats::shape_text(spec.shape);
     }
-    for (size_t j = 0; j < norm.size(); ++j) context_norm[j] += norm[j] / static_cast<float>(c.n_layers());
+  };
+  add(init.config, false);
+  add(config, true);
+  std::vector<Mismatch> out;
+  for (auto& [name, both] : shapes) {
+    auto& [there, here] = both;
+    if (there == here) {
+      const bool draft_rows = name.ends_with("markov_w2.weight") || name == "lm_head.weight";
+      const bool token_rows = draft_rows || name.ends_with("markov_w1.weight") || name == "embed_tokens.weight";
+      if (token_rows && !same.tokenizer) there += " of another tokenizer";
+      else if (draft_rows && !same.draft_vocab) there += " of another draft vocabulary";
+      else continue;
+    }
+    out.push_back({name, there, here});
   }
-  // The context goes into k and v without the layers' own input norms: their mean stands in for them.
-  set_values(drafter, "hidden_norm.weight", context_norm);
-  set_values(drafter, "norm.weight", files.tensor("model.norm.weight"));
-  const int64_t width = c.n_taps() * c.target_hidden;
-  std::vector<float> fc(static_cast<size_t>(c.hidden * width), 0.0f);
-  for (int64_t i = 0; i < c.hidden; ++i) fc[static_cast<size_t>(i * width + (c.n_taps() - 1) * c.target_hidden + i)] = 1.0f;
-  set_values(drafter, "fc.weight", fc);
-  if (c.rank > 0) project_embeddings(drafter);
-  if (c.rank > 0) set_values(drafter, "markov_head.markov_w2.weight", std::vector<float>(static_cast<size_t>(c.draft_vocab * c.rank), 0.0f));
+  return out;
+}
+
+void init_from_drafter(Drafter& drafter, const DrafterFiles& init, const std::vector<Mismatch>& mismatches, const TensorValues& target, uint64_t seed,
+                       NewWeights rule) {
+  for (Parameter& p : drafter.parameters()) {
+    const bool fresh = std::any_of(mismatches.begin(), mismatches.end(), [&](const Mismatch& m) { return m.name == p.name; });
+    set_values(drafter, p.name, !p.trainable ? target(p.name) : fresh ? new_values(drafter, p, seed, rule) : formats::read_f32(init.tensors.get(p.name)));
+  }
   drafter.refresh();
 }
 

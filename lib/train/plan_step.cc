@@ -12,7 +12,7 @@ StepPlan plan_step(const DrafterConfig& config, const Objective& objective, bool
   options.precision = precision;
   auto backend = make_plan_backend(options);
   Context& ctx = backend->context();
-  Drafter drafter(ctx, config, DrafterOptions{});
+  Drafter drafter(ctx, config, DrafterOptions{.train_embeddings = config.own_embeddings()});
   TargetHead target;
   target.head.value = ctx.allocate(ctx.act_dtype(), config.draft_vocab, config.target_hidden);
   target.norm = ctx.allocate(ctx.acc_dtype(), 1, config.target_hidden);
@@ -37,15 +37,15 @@ StepPlan plan_step(const DrafterConfig& config, const Objective& objective, bool
 
 StepPlan plan_step(const DrafterConfig& config, const Objective& objective, bool apply_norm, Precision precision, int64_t context,
                    int64_t anchors, int64_t chunk_slots) {
-  // The worst row: one document in which every token is a label.
-  std::vector<int32_t> tokens(static_cast<size_t>(context), 0), starts;
+  // The worst row: one document in which every token is a label, and another one than those before it.
+  std::vector<int32_t> tokens, starts;
+  for (int64_t t = 0; t < context; ++t) tokens.push_back(static_cast<int32_t>(t % config.vocab));
   const std::vector<uint8_t> mask(static_cast<size_t>(context), 1);
   for (int64_t a = 0; a < std::min(anchors, context - 1); ++a) starts.push_back(static_cast<int32_t>(a));
   const std::vector<PackedDocument> documents{{0, context}};
-  PlanInput in;
+  PlanInput in = plan_input(config);
   in.tokens = tokens, in.mask = mask, in.documents = documents, in.anchors = starts;
-  in.block = config.block, in.mask_token = config.mask_token, in.sample_from_anchor = config.sample_from_anchor;
-  in.markov = config.rank > 0, in.markov_rnn = config.markov == Markov::rnn, in.chunk_slots = chunk_slots;
+  in.chunk_slots = chunk_slots;
   return plan_step(config, objective, apply_norm, precision, make_batch_plan(in));
 }
 
