@@ -22,11 +22,6 @@ using formats::Rotary;
 
 namespace {
 
-void require_ok(const Ran& ran) {
-  INFO(ran.describe());
-  REQUIRE(ran.code == 0);
-}
-
 Json inspected(const fs::path& drafter) {
   const Ran ran = dspark_run({"pack", drafter, "--inspect", "--json", "-"});
   require_ok(ran);

@@ -17,11 +17,6 @@ using namespace dspark::model;
 
 namespace {
 
-void require_ok(const Ran& ran) {
-  INFO(ran.describe());
-  REQUIRE(ran.code == 0);
-}
-
 // So small that no weight moves: what a run starts with.
 const Bench::Arguments kStill = {"--lr", "1e-30"};
 

@@ -1,6 +1,8 @@
 #include <catch2/catch.hpp>
 
+#include "core/rng.h"
 #include "model/backends.h"
+#include "train/plan_step.h"
 
 using namespace dspark;
 using namespace dspark::model;
@@ -99,6 +101,46 @@ TEST_CASE("the plan counts the loss head chunk by chunk", "[plan]") {
   a.backward = true;
   vocab_loss(ctx, a);
   CHECK(backend->counts().flops - validation == Approx(2.0 * 100 * 10 * 24 + 10.0 * 10 * 100));
+}
+
+// Anchors bunched and spread, masks full and holey, one document and many: no row of the planned size needs more than was planned.
+TEST_CASE("the planned arena holds every row of its size", "[plan]") {
+  const Rng rng(12, RngStream::test);
+  uint64_t draws = 0;
+  const auto below = [&](int64_t n) { return static_cast<int64_t>(rng.below(draws++, static_cast<uint64_t>(n))); };
+  constexpr int64_t kTokens = 120;
+  for (const Markov markov : {Markov::none, Markov::vanilla, Markov::gated, Markov::rnn})
+    for (const int64_t anchors : {1, 9, 40, 119}) {
+      DrafterConfig c;
+      c.hidden = 32, c.target_hidden = below(2) == 0 ? 32 : 48, c.ffn = 48, c.heads = 2, c.kv_heads = 1, c.head_dim = 16;
+      c.vocab = c.draft_vocab = 300, c.layers.assign(2, LayerType::full), c.taps = {{1}, {2}}, c.block = 5, c.mask_token = 299, c.max_position = 100;
+      c.markov = markov, c.rank = markov == Markov::none ? 0 : 8;
+      c.confidence = c.confidence_with_markov = c.rank > 0;
+      c.rope.type = "dynamic";
+      const train::Objective objective = train::deepspec_objective(c.confidence);
+      const int64_t planned = train::plan_step(c, objective, true, Precision::bf16, kTokens, anchors, 24).arena_bytes;
+      for (int trial = 0; trial < 40; ++trial) {
+        std::vector<int32_t> tokens, starts;
+        std::vector<uint8_t> mask;
+        std::vector<PackedDocument> documents;
+        const int64_t holes = below(3) == 0 ? 4 : 1000000;
+        for (int64_t t = 0; t < kTokens; ++t) tokens.push_back(static_cast<int32_t>(below(300))), mask.push_back(below(holes) > 0);
+        for (int64_t begin = 0; begin < kTokens;) {
+          const int64_t end = trial % 2 == 0 ? kTokens : std::min(kTokens, begin + 1 + below(60));
+          documents.push_back({begin, end});
+          begin = end;
+        }
+        // Dense in one part of the row, sparse in the other, `anchors` at most.
+        const int64_t cut = below(kTokens), dense = 1 + below(4), sparse = 1 + below(12);
+        for (int64_t t = 0; t < kTokens && static_cast<int64_t>(starts.size()) < anchors; t += t < cut ? dense : sparse) starts.push_back(static_cast<int32_t>(t));
+        PlanInput in = plan_input(c);
+        in.tokens = tokens, in.mask = mask, in.documents = documents, in.anchors = starts, in.chunk_slots = 24;
+        in.slots = below(2) == 0 ? SlotRule::label_prefix : SlotRule::row_mask;
+        const int64_t needed = train::plan_step(c, objective, true, Precision::bf16, make_batch_plan(in)).arena_bytes;
+        INFO(static_cast<int>(markov) << ", " << starts.size() << " of " << anchors << " anchors, " << documents.size() << " documents");
+        CHECK(needed <= planned);
+      }
+    }
 }
 
 TEST_CASE("make_backend refuses a device it does not know", "[plan]") {

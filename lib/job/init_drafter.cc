@@ -23,7 +23,8 @@ bool same_values(Drafter& drafter, const std::string& name, const std::vector<fl
 
 std::optional<InitDrafter> InitDrafter::open(const TrainOptions& o) {
   if (o.init.empty()) return std::nullopt;
-  const auto begun = o.out.empty() ? std::nullopt : train::newest_checkpoint(o.out);
+  const bool gone = !fs::exists(o.init) && !o.out.empty() && train::has_checkpoint(o.out);
+  const auto begun = gone ? train::newest_checkpoint(o.out) : std::nullopt;
   return InitDrafter(o.init, read_drafter(begun ? begun->folder : o.init));
 }
 

@@ -15,7 +15,7 @@ namespace dspark::job {
 
 class InitDrafter {
  public:
-  // Reads --init; a run that has begun is its own drafter, whatever became of the other. Nothing without --init.
+  // Reads --init; a run that has begun goes on as its own drafter when the other one is gone. Nothing without --init.
   static std::optional<InitDrafter> open(const TrainOptions& options);
 
   const model::DrafterConfig& config() const { return files_.config; }

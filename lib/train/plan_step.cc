@@ -37,16 +37,23 @@ StepPlan plan_step(const DrafterConfig& config, const Objective& objective, bool
 
 StepPlan plan_step(const DrafterConfig& config, const Objective& objective, bool apply_norm, Precision precision, int64_t context,
                    int64_t anchors, int64_t chunk_slots) {
-  // The worst row: one document in which every token is a label, and another one than those before it.
+  // The worst row: one document in which every token is a label, and another token than those before it. Its anchors lie as far
+  // apart as their blocks allow, so that they need as many different target rows as they have slots.
   std::vector<int32_t> tokens, starts;
   for (int64_t t = 0; t < context; ++t) tokens.push_back(static_cast<int32_t>(t % config.vocab));
   const std::vector<uint8_t> mask(static_cast<size_t>(context), 1);
-  for (int64_t a = 0; a < std::min(anchors, context - 1); ++a) starts.push_back(static_cast<int32_t>(a));
+  const int64_t n = std::min(anchors, context - 1), room = context - 1 - config.block;
+  for (int64_t a = 0; a < n; ++a) starts.push_back(static_cast<int32_t>(n > 1 && n <= room ? a * room / (n - 1) : a));
   const std::vector<PackedDocument> documents{{0, context}};
   PlanInput in = plan_input(config);
   in.tokens = tokens, in.mask = mask, in.documents = documents, in.anchors = starts;
   in.chunk_slots = chunk_slots;
-  return plan_step(config, objective, apply_norm, precision, make_batch_plan(in));
+  BatchPlan row = make_batch_plan(in);
+  // A row whose anchors lie unevenly may have a chunk with as many slots, and as many target rows as slots.
+  const auto rows = static_cast<int64_t>(row.target_source.size());
+  row.max_chunk_slots = std::max(row.max_chunk_slots, chunk_slots > 0 ? std::min(chunk_slots, row.n_slots()) : row.n_slots());
+  row.max_chunk_rows = std::max(row.max_chunk_rows, std::min(row.max_chunk_slots, rows));
+  return plan_step(config, objective, apply_norm, precision, row);
 }
 
 }  // namespace dspark::train
