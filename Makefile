@@ -8,7 +8,7 @@ PACKAGES := g++ cmake ninja-build pkg-config ccache libcli11-dev libfmt-dev libz
             libutf8proc-dev zlib1g-dev libboost1.81-dev libboost-context1.81-dev libssl-dev catch2 python3 python3-pip
 ARM64_PACKAGES := g++-aarch64-linux-gnu qemu-user libzstd-dev:arm64 libpcre2-dev:arm64 libutf8proc-dev:arm64 zlib1g-dev:arm64 libboost-context1.81-dev:arm64 libssl-dev:arm64
 
-.PHONY: all build deps model test test-peers bench-peers demo install clean format asan tsan static arm64
+.PHONY: all build deps model test test-peers bench-peers demo install clean format asan tsan static arm64 cuda
 
 all: build
 
@@ -53,7 +53,7 @@ install: build
 	@cmake --install $(BUILD) --prefix $(PREFIX)
 
 clean:
-	rm -rf $(BUILD) build-asan build-tsan build-static build-arm64
+	rm -rf $(BUILD) build-asan build-tsan build-static build-arm64 build-cuda
 
 format:
 	@git ls-files '*.h' '*.cc' '*.cu' | xargs clang-format -i
@@ -66,6 +66,12 @@ tsan:
 
 static:
 	@$(MAKE) build BUILD=build-static CMAKE_FLAGS="-DDSPARK_STATIC=ON -DDSPARK_TESTS=OFF"
+
+# With the cuda backend, for sm_80, sm_90, sm_100, sm_103 and PTX; prints registers and spills per kernel. Gets a CUDA 13 compiler
+# from PyPI where there is none.
+cuda: deps
+	@home="$$(third_party/fetch_cuda.sh)" && $(MAKE) --no-print-directory build BUILD=build-cuda CMAKE_FLAGS="-DDSPARK_CUDA=ON -DDSPARK_CUDA_HOME=$$home -DDSPARK_TESTS=OFF"
+	@cmake --build build-cuda --target cuda_report
 
 # For 64-bit ARM with Debian's cross compiler; the tests run there under qemu-user.
 arm64: deps

@@ -29,7 +29,7 @@ CLI::Validator positive() {
 
 void add_common(CLI::App& sub, job::CommonOptions& o) {
   const char* group = "Common";
-  sub.add_option("--device", o.device, "auto or cpu")->capture_default_str()->group(group);
+  sub.add_option("--device", o.device, "auto, cpu or cuda[:N]")->capture_default_str()->group(group);
   sub.add_option("--precision", o.precision, "bf16, fp32, or fp64 (the scalar reference: exact and slow)")->capture_default_str()->group(group);
   sub.add_option("--threads", o.threads, "worker threads (0: all usable cores); results do not depend on it")->capture_default_str()->check(not_negative())->group(group);
   sub.add_option("--cpu-kernel", o.cpu_kernel, "matrix kernel: auto, base, avx2, avx512, avx512bf16, amx")->capture_default_str()->group(group);

@@ -16,7 +16,8 @@ using namespace dspark;
 std::string version_text() {
   std::string kernels;
   for (const auto& name : model::cpu_kernel_names()) kernels += (kernels.empty() ? "" : " ") + name;
-  return fmt::format("dspark {}\nmatrix kernels here: {}\ncores: {}\nGPU: this build has no CUDA backend\n", DSPARK_VERSION, kernels, usable_cores());
+  return fmt::format("dspark {}\nmatrix kernels here: {}\ncores: {}\nGPU: this build has {} CUDA backend\n", DSPARK_VERSION, kernels, usable_cores(),
+                     model::is_registered_backend("cuda") ? "an unfinished" : "no");
 }
 
 int run(int argc, char** argv) {

@@ -131,7 +131,7 @@ DS_DEVICE void mma_bf16(float (&c)[4], const uint32_t (&a)[4], const uint32_t (&
 
 // ---- launch ----------------------------------------------------------------------------------------------------------------
 
-// Throws an Error that names what CUDA said (cuda/launch_check.cc).
+// Throws an Error that names what CUDA said (cuda/toolkit/launch_check.cc).
 void check_launch(int error, const char* what, const char* text);
 
 template <typename... Params, typename... Args>

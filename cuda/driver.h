@@ -1,6 +1,6 @@
 // The driver's functions, as a table: in production loaded from libcuda.so.1 at run time, in tests the emulation's, which check
 // what they are given. So one binary starts on machines with and without a GPU, and no CUDA header is needed to build this.
-// Types and numbers are the driver API's (cuda.h); cuda/abi_check.cu holds them against the real headers where a toolkit is at hand.
+// Types and numbers are the driver API's (cuda.h); cuda/toolkit/abi_check.cu holds them against the real headers where a toolkit is at hand.
 #pragma once
 
 #include <cstddef>

@@ -120,3 +120,23 @@ TEST_CASE("only backends turn addresses into pointers", "[structure]") {
     if (starts_with(i.target, "model/ops_")) CHECK((backend || starts_with(i.file, "lib/job/bench_")));
   }
 }
+
+// What the emulation cannot see it cannot check: kernels reach threads, shared memory and tensor cores through cuda/device.h only.
+TEST_CASE("kernels are written on cuda/device.h, and cuda knows core, model and net only", "[structure]") {
+  for (const Include& i : includes_under({"cuda"})) {
+    INFO(i.file << " includes " << i.target);
+    if (kMayInclude.count(first_folder(i.target))) CHECK((starts_with(i.target, "core/") || starts_with(i.target, "model/") || starts_with(i.target, "net/")));
+    if (ends_with(i.target, "cuda_runtime.h")) CHECK(i.file == "cuda/device_cuda.h");
+  }
+  int kernels = 0;
+  for (const fs::directory_entry& entry : fs::directory_iterator(fs::path(DSPARK_SOURCE_DIR) / "cuda")) {
+    if (entry.path().extension() != ".cu") continue;
+    ++kernels;
+    const std::string text = dspark::read_text(entry.path());
+    for (const char* word : {"threadIdx", "blockIdx", "__shared__", "__sync", "__shfl", "__global__", "__device__", "asm", "atomic", "<<<", "#include <"}) {
+      INFO(entry.path().filename().string() << " contains " << word);
+      CHECK(text.find(word) == std::string::npos);
+    }
+  }
+  CHECK(kernels >= 13);
+}
