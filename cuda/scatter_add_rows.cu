@@ -1,4 +1,4 @@
-// scatter_add_rows: rows of the table are distinct, so each sum is one thread's, in the order of the CSR. No atomics.
+// scatter_add_rows: rows of the table are distinct, so each sum is one thread's, in the order of the CSR.
 #include "cuda/matrix.h"
 
 namespace dspark::cuda {
