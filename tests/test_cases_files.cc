@@ -135,6 +135,9 @@ TEST_CASE("a part of the head is turned in training as it is when served", "[cas
     more.insert(more.end(), {"--draft-vocab", "0", "--taps", "1", "--anchors", "4"});
     return dspark_run(b.train(store, b.at(out), 1, more));
   };
+  // Natively such a target's states are not computed: whose would they be?
+  check_fails(dspark_run(b.extract(b.at("native"), {"--taps", "1"})), 1, {"rotating a part of the head", "0.25"});
+  CHECK(files_below(b.at("native")).empty());
   require_ok(train("served", {}));
   const DrafterConfig served = read_drafter(b.at("served")).config;
   CHECK(served.head_dim == 256);

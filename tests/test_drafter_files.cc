@@ -3,6 +3,7 @@
 #include <cstdlib>
 #include <fstream>
 #include <nlohmann/json.hpp>
+#include <tuple>
 
 #include "core/error.h"
 #include "golden.h"
@@ -85,6 +86,51 @@ TEST_CASE("a drafter folder round-trips bit by bit", "[golden][pack]") {
     }
   }
   CHECK(n > 100);
+  fs::remove_all(out);
+}
+
+TEST_CASE("every field of a drafter's config survives its file", "[pack]") {
+  DrafterConfig c;
+  c.hidden = 48, c.target_hidden = 40, c.ffn = 56, c.heads = 6, c.kv_heads = 3, c.head_dim = 12, c.vocab = 70, c.draft_vocab = 30;
+  c.layers = {LayerType::sliding, LayerType::full, LayerType::sliding};
+  c.taps = {{2}, {5}, {6}, {9}};
+  c.block = 6, c.rank = 10, c.markov = Markov::gated, c.confidence_with_markov = false, c.sample_from_anchor = false;
+  c.window = 33, c.sliding_causal = false, c.window_by_anchor = true, c.attention_bias = true;
+  c.eps = 3e-5, c.mask_token = 61, c.max_position = 1234;
+  c.rope = {.type = "yarn", .theta = 54321, .factor = 3, .partial_rotary_factor = 0.5, .original_max_position = 400, .beta_fast = 20, .beta_slow = 3, .attention_factor = 1.25};
+  c.rotary = formats::Rotary::served;
+  c.target_name = "some/target", c.target_architectures = {"SomeForCausalLM"}, c.tokenizer_hash = "abc", c.trained_on = "Q4_1 with Q6_K";
+  std::vector<int32_t> kept;
+  for (int32_t i = 0; i < 30; ++i) kept.push_back(2 * i + 1);
+  const fs::path out = scratch("fields");
+  const auto zeros = [&](const DrafterConfig& config) {
+    return [&config](const std::string& name) {
+      for (const auto& spec : expected_tensors(config))
+        if (spec.name == name) return std::vector<float>(static_cast<size_t>(formats::shape_count(spec.shape, name)), 0.0f);
+      return std::vector<float>{};
+    };
+  };
+  const auto same = [](const DrafterConfig& a, const DrafterConfig& b) {
+    CHECK(std::tie(a.algorithm, a.hidden, a.target_hidden, a.ffn, a.heads, a.kv_heads, a.head_dim, a.vocab, a.draft_vocab, a.layers, a.taps, a.block, a.rank, a.markov) ==
+          std::tie(b.algorithm, b.hidden, b.target_hidden, b.ffn, b.heads, b.kv_heads, b.head_dim, b.vocab, b.draft_vocab, b.layers, b.taps, b.block, b.rank, b.markov));
+    CHECK(std::tie(a.confidence, a.confidence_with_markov, a.sample_from_anchor, a.window, a.sliding_causal, a.window_by_anchor, a.attention_bias, a.eps, a.mask_token, a.max_position) ==
+          std::tie(b.confidence, b.confidence_with_markov, b.sample_from_anchor, b.window, b.sliding_causal, b.window_by_anchor, b.attention_bias, b.eps, b.mask_token, b.max_position));
+    CHECK(a.rope == b.rope);
+    CHECK(a.rotary == b.rotary);
+    CHECK(std::tie(a.tokenizer_hash, a.trained_on) == std::tie(b.tokenizer_hash, b.trained_on));
+  };
+  write_drafter(out / "speculators", c, kept, zeros(c), {});
+  const DrafterFiles back = read_drafter(out / "speculators");
+  same(back.config, c);
+  CHECK(back.kept == kept);
+  CHECK(back.config.target_name == c.target_name);
+  CHECK(back.config.target_architectures == c.target_architectures);
+  // DeepSpec's, as far as it goes: one width, all tokens, the anchor layout.
+  c.hidden = c.target_hidden, c.draft_vocab = c.vocab, c.sample_from_anchor = true;
+  WriteOptions deepspec;
+  deepspec.format = DrafterFormat::deepspec;
+  write_drafter(out / "deepspec", c, {}, zeros(c), deepspec);
+  same(read_drafter(out / "deepspec").config, c);
   fs::remove_all(out);
 }
 

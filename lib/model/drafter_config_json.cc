@@ -65,6 +65,8 @@ formats::RopeConfig parse_rope(const Json& json, const Fields& f) {
 
 const char* markov_name(Markov m) { return m == Markov::gated ? "gated" : m == Markov::rnn ? "rnn" : "vanilla"; }
 
+bool has_sliding(const DrafterConfig& c) { return std::find(c.layers.begin(), c.layers.end(), LayerType::sliding) != c.layers.end(); }
+
 // The Qwen3 layer fields, wherever they stand.
 void parse_layers(const Fields& f, DrafterConfig& c) {
   c.hidden = f.integer("hidden_size");
@@ -89,7 +91,7 @@ void parse_layers(const Fields& f, DrafterConfig& c) {
       c.layers[i] = types[i] == "sliding_attention" ? LayerType::sliding : LayerType::full;
     }
   }
-  if (std::find(c.layers.begin(), c.layers.end(), LayerType::sliding) != c.layers.end()) c.window = f.integer("sliding_window");
+  if (has_sliding(c)) c.window = f.integer("sliding_window");
   c.rope = parse_rope(f.json(), f);
 }
 
@@ -166,6 +168,8 @@ std::string deepspec_json(const DrafterConfig& c, const WriteOptions& options) {
   j["target_layer_ids"] = ids;
   if (options.num_target_layers > 0) j["num_target_layers"] = options.num_target_layers;
   j["num_anchors"] = 512;
+  // Sliding layers and what they see of a block are not DeepSpec's own: it trains full ones.
+  if (has_sliding(c)) j["sliding_window_non_causal"] = !c.sliding_causal;
   return j.dump(2) + "\n";
 }
 
@@ -237,6 +241,7 @@ DrafterConfig read_drafter_config(const fs::path& file, DrafterFormat* format) {
     c.draft_vocab = c.vocab;
     c.target_hidden = c.hidden;
     c.sample_from_anchor = true;
+    c.sliding_causal = !f.boolean("sliding_window_non_causal", false);
   }
   validate(c);
   return c;
