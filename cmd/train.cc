@@ -64,6 +64,8 @@ void add_train(CLI::App& app) {
   sub->add_option("--keep", o->keep, "newest checkpoints kept, beside the best by validation")->capture_default_str()->check(positive())->group(run);
   sub->add_option("--time-limit", o->time_limit_s, "seconds; then checkpoint and exit 75")->capture_default_str()->check(not_negative())->group(run);
   sub->add_option("--on-nonfinite", o->on_nonfinite, "a gradient that is not finite: skip its step, or stop")->capture_default_str()->group(run);
+  sub->add_option("--report", o->report, "one page with the run's curves and numbers; written at the end, on a stop, and at each validation")->type_name("FILE.html")->group(run);
+  sub->add_option("--tensorboard", o->tensorboard, "event files for TensorBoard; a resumed run goes on in the same folder")->type_name("DIR")->group(run);
   sub->add_flag("--resume", o->resume, "said for clarity: the same run always resumes")->group(run);
   sub->add_flag("--plan", o->plan, "print memory and work of a step, train nothing")->group(run);
   sub->add_flag("--print-config", o->print_config, "print every value and where it came from, train nothing")->group(run);

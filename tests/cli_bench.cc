@@ -83,7 +83,7 @@ std::map<int64_t, std::string> step_lines(const fs::path& json) {
   std::map<int64_t, std::string> out;
   for (auto line : json_lines(file_bytes(json))) {
     if (line["phase"] != "train") continue;
-    for (const char* clock : {"ms", "tokens_per_s", "slots_per_s"}) line.erase(clock);
+    for (const char* clock : {"ms", "tokens_per_s", "slots_per_s", "mfu"}) line.erase(clock);
     CHECK(out.emplace(line["step"].get<int64_t>(), line.dump()).second);
   }
   return out;

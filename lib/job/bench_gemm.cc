@@ -1,5 +1,7 @@
 #include "job/bench_gemm.h"
 
+#include <time.h>
+
 #include <algorithm>
 #include <chrono>
 #include <functional>
@@ -21,6 +23,12 @@ double seconds_of(const std::function<void()>& body) {
   const auto start = std::chrono::steady_clock::now();
   body();
   return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+}
+
+double thread_cpu_s() {
+  timespec t{};
+  ::clock_gettime(CLOCK_THREAD_CPUTIME_ID, &t);
+  return static_cast<double>(t.tv_sec) + 1e-9 * static_cast<double>(t.tv_nsec);
 }
 
 double median(std::vector<double> v) {
@@ -69,6 +77,27 @@ double peak_gflops(ThreadPool& pool, const model::cpu::GemmTable& table, DType t
     }
     rounds *= 4;
   }
+}
+
+MatrixLimit measure_matrix_limit(const std::string& kernel, int threads, DType type) {
+  ThreadPool pool(threads > 0 ? threads : usable_cores());
+  const model::cpu::GemmTable& table = model::cpu::select_kernel(kernel).table();
+  const auto peak = type == DType::bf16 ? table.peak_bf16 : table.peak_f32;
+  std::vector<double> rates(static_cast<size_t>(pool.size()));
+  pool.parallel_for(pool.size(), 1, [&](int64_t, int64_t, int thread) {
+    float sink = 0.001f;
+    double& best = rates[static_cast<size_t>(thread)];
+    int64_t rounds = 2000;
+    for (double spent = 0; spent < 0.03;) {
+      const double start = thread_cpu_s(), flops = peak(rounds, &sink), seconds = thread_cpu_s() - start;
+      if (seconds < 1e-3) rounds *= 4;
+      else best = std::max(best, flops / seconds);
+      spent += std::max(seconds, 1e-6);
+    }
+  });
+  double sum = 0;
+  for (double r : rates) sum += r;
+  return {sum, fmt::format("{}, {} threads", model::cpu::cpu_model_name(), pool.size())};
 }
 
 namespace {

@@ -34,6 +34,14 @@ struct BenchGemmOptions {
 // GFLOP/s of the kernel's multiply-add on registers, all threads: the limit of matrix products.
 double peak_gflops(ThreadPool& pool, const model::cpu::GemmTable& table, DType type);
 
+// The same for a program that is about to work: a kernel by name, 30 ms of each thread's own time, so that it hardly matters what else the
+// machine does in that moment.
+struct MatrixLimit {
+  double flops = 0;    // a second
+  std::string device;  // "AMD EPYC 9B45, 2 threads"
+};
+MatrixLimit measure_matrix_limit(const std::string& kernel, int threads, DType type);
+
 std::vector<GemmShape> default_gemm_shapes();
 std::vector<BenchResult> bench_gemm(const BenchGemmOptions& options);
 // "what  median [min max] unit  share of limit", aligned, one line a result.

@@ -2,6 +2,7 @@
 
 #include "job/init_drafter.h"
 #include "job/recipe.h"
+#include "job/train_watch.h"
 
 #include <algorithm>
 #include <cmath>
@@ -75,7 +76,7 @@ void check_options(const TrainOptions& o) {
 train::Objective make_objective(const TrainOptions& o, bool confidence) {
   train::Objective objective;
   {
-    const char* names[] = {"ce", "tv", "kl", "rkl", "jsd", "nla", "lk_hybrid", "conf"};
+    const auto& names = train::kTermNames;
     std::istringstream in(o.loss);
     for (std::string part; std::getline(in, part, ',');) {
       const size_t eq = part.find('=');
@@ -121,33 +122,6 @@ void check_store(const formats::StoreIdentity& id, const target::TargetFiles& fi
              id.config_hash.substr(0, 12), files.name(), files.config_hash().substr(0, 12));
   DS_REQUIRE(id.tokenizer_hash.empty() || id.tokenizer_hash == files.tokenizer().identity(), "{} was made with another tokenizer ({}) than {}'s ({})", store.string(),
              id.tokenizer_hash.substr(0, 12), files.name(), files.tokenizer().identity().substr(0, 12));
-}
-
-OrderedJson record_json(const train::StepRecord& r, const train::Objective& objective) {
-  const auto& m = r.metrics;
-  OrderedJson j{{"phase", r.phase}, {"step", r.step}, {"loss", r.loss}, {"ce", m.term(objective, kCe)}, {"tv", m.term(objective, kTv)}, {"kl", m.term(objective, kKl)}, {"conf", m.term(objective, kConf)}};
-  auto rates = OrderedJson::array(), top1 = OrderedJson::array();
-  for (size_t k = 0; k < m.accept_sum.size(); ++k) {
-    rates.push_back(m.slot_count[k] > 0 ? m.accept_sum[k] / m.slot_count[k] : 0.0);
-    top1.push_back(m.slot_count[k] > 0 ? m.top1_sum[k] / m.slot_count[k] : 0.0);
-  }
-  j["accept_rate"] = rates, j["top1"] = top1, j["tau"] = m.tau();
-  if (objective.coef[kConf] != 0 && m.conf_sum > 0)
-    j["confidence_bias"] = m.conf_bias_sum / m.conf_sum, j["confidence_abs_error"] = m.conf_abs_sum / m.conf_sum;
-  if (r.phase != "train") return j;
-  const double s = r.step_ms / 1e3;
-  j["grad_norm"] = r.grad_norm, j["lr"] = r.lr, j["applied"] = r.applied;
-  j["tokens_per_s"] = static_cast<double>(r.tokens) / s, j["slots_per_s"] = m.slots / s;
-  j["ms"] = OrderedJson{{"data", r.data_ms}, {"forward_backward", r.compute_ms}, {"optimizer", r.optimizer_ms}, {"step", r.step_ms}};
-  return j;
-}
-
-std::string record_line(const train::StepRecord& r) {
-  const auto& m = r.metrics;
-  if (r.phase != "train") return fmt::format("{:>6} validation loss {:.4f} tau {:.3f} ({} blocks)", r.step, r.loss, m.tau(), m.blocks);
-  return fmt::format("{:>6}/{} loss {:.4f} tau {:.3f} acc1 {:.3f} norm {:.2f} lr {:.1e} {:.0f} slots/s {}", r.step, r.total, r.loss, m.tau(),
-                     !m.slot_count.empty() && m.slot_count[0] > 0 ? m.accept_sum[0] / m.slot_count[0] : 0.0, r.grad_norm, r.lr, m.slots / (r.step_ms / 1e3),
-                     r.applied ? "" : "SKIPPED");
 }
 
 // Whether a tensor holds these values as its dtype rounds them.
@@ -198,6 +172,7 @@ void run_train(const TrainOptions& given) {
   }
   check_options(o);
   make_objective(o, true);  // wrong --loss terms are said before anything is read
+  check_watch_paths(o);
   const double start = now_s();
   const target::TargetFiles files(o.target);
   std::vector<std::unique_ptr<formats::SampleSource>> sources;
@@ -310,15 +285,8 @@ void run_train(const TrainOptions& given) {
     w.leave_out = {"embed_tokens.weight", "lm_head.weight"};  // the target's own
     write_drafter(folder, config, kept, device_values(drafter), w);
   };
-  double last_line = 0;
-  t.on_step = [&](const train::StepRecord& r) {
-    json.write(record_json(r, objective));
-    // A line a step; fewer when steps are fast and nobody watches.
-    if (r.phase != "train" || r.step == 1 || r.step == r.total || now_s() - last_line > 1) {
-      log_info("{}", record_line(r));
-      last_line = now_s();
-    }
-  };
+  std::optional<TrainWatch> watch;
+  t.on_step = [&](const train::StepRecord& r) { watch->step(r); };
   train::Trainer trainer(drafter, target, data, pack, objective, optimizer, t);
   if (checkpoint) trainer.resume(*checkpoint);
   int64_t trainable = 0, parameters = 0;
@@ -326,17 +294,26 @@ void run_train(const TrainOptions& given) {
     parameters += p.value.size();
     trainable += p.trainable ? p.value.size() : 0;
   }
-  log_info("{}: {} layers, block {}, rank {}, {} of {} tokens; {} parameters, {} trained; {}", config.algorithm, config.n_layers(), config.block, config.rank, config.draft_vocab,
-           config.vocab, parameters, trainable, backend->describe());
-  log_info("{} documents ({} for validation, {} without an anchor), {} steps of {} documents, arena {}", n_docs, data.validation().size(), data.unused(), steps, batch_docs,
-           format_bytes(static_cast<double>(trainer.arena_bytes())));
+  const std::string drafter_text = fmt::format("{} layers, block {}, rank {}, {} of {} tokens; {} parameters, {} trained", config.n_layers(), config.block, config.rank,
+                                               config.draft_vocab, config.vocab, parameters, trainable);
+  const std::string data_text = fmt::format("{} documents ({} for validation, {} without an anchor), {} steps of {} documents, arena {}", n_docs, data.validation().size(), data.unused(), steps, batch_docs,
+                                            format_bytes(static_cast<double>(trainer.arena_bytes())));
+  log_info("{}: {}; {}", config.algorithm, drafter_text, backend->describe());
+  log_info("{}", data_text);
   if (checkpoint) log_info("resuming {} at step {}", o.out.string(), checkpoint->step);
-  const auto result = trainer.run();
+  ReportFacts facts;
+  facts.title = fmt::format("{} drafter for {}", config.algorithm, files.name());
+  facts.objective = objective, facts.first_slot = first_slot(config.sample_from_anchor), facts.total_steps = steps, facts.settings = settings;
+  facts.run = {{"drafter", drafter_text}, {"data", data_text}};
+  facts.machine = {{"backend", backend->describe()}};
+  watch.emplace(o, json, std::move(facts), checkpoint ? checkpoint->step : 0);
+  const auto result = watch->run(trainer);
   if (!shared) ctx.free(target.head.value);
   ctx.free(target.norm);
   json.write(OrderedJson{{"phase", result.stopped ? "stopped" : "done"}, {"steps", result.steps}, {"skipped", result.skipped}, {"seconds", now_s() - start},
                          {"train_seconds", result.seconds}, {"validation_tau", result.has_validation ? result.validation.tau() : 0.0},
                          {"best_step", result.best ? result.best->checkpoint.step : -1}, {"parameters", parameters}, {"trainable", trainable}, {"peak_rss_bytes", peak_rss_bytes()}});
+  watch->finish(result);
   if (result.stopped) stopped(fmt::format("checkpoint of step {} written; start the same command again to go on", result.steps).c_str());
   if (result.best && o.validate_every > 0)
     log_info("best validation: tau {:.3f} at step {}, kept in {}", result.best->tau, result.best->checkpoint.step, result.best->checkpoint.folder.string());

@@ -14,7 +14,7 @@ struct TrainOptions {
   CommonOptions common;
   std::vector<fs::path> stores;
   std::vector<double> store_weights;  // one a store, or none
-  fs::path target, out, init;
+  fs::path target, out, init, tensorboard, report;
   std::string recipe = "deepspec", algorithm = "dspark", markov = "vanilla", layout = "anchor", warm_start = "target", taps = "store",
               layer_types = "full", window_rule = "served", rotary = "served", optimizer = "adamw", loss, denominator = "pooled",
               slots = "label-prefix", label = "data", anchors_per = "document", schedule = "cosine", weights = "deepspec", on_nonfinite = "skip";

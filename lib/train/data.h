@@ -85,6 +85,7 @@ struct StepBatch {
   std::vector<std::unique_ptr<HostRow>> rows;
   double weight_sum = 0;
   int64_t tokens = 0, slots = 0;
+  double flops = 0;  // of its rows (StepFlops); 0: nobody counted
 };
 
 struct PackOptions {

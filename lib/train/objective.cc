@@ -1,5 +1,6 @@
 #include "train/objective.h"
 
+#include <algorithm>
 #include <cmath>
 
 namespace dspark::train {
@@ -33,6 +34,11 @@ void StepMetrics::add(const StepMetrics& o) {
   for (size_t i = 0; i < term_sum.size(); ++i) term_sum[i] += o.term_sum[i];
   weight_sum += o.weight_sum, slots += o.slots, blocks += o.blocks, tau_sum += o.tau_sum;
   conf_sum += o.conf_sum, conf_bias_sum += o.conf_bias_sum, conf_abs_sum += o.conf_abs_sum;
+  for (size_t i = 0; i < calibration.size(); ++i) {
+    calibration[i].slots += o.calibration[i].slots;
+    calibration[i].confidence_sum += o.calibration[i].confidence_sum;
+    calibration[i].accept_sum += o.calibration[i].accept_sum;
+  }
   auto add_to = [](std::vector<double>& a, const std::vector<double>& b) {
     if (a.size() < b.size()) a.resize(b.size());
     for (size_t i = 0; i < b.size(); ++i) a[i] += b[i];
@@ -81,11 +87,14 @@ StepMetrics reduce_metrics(const BatchPlan& plan, std::span<const double> slot_o
     m.top1_sum[k] += out[kDraftTop] == out[kTargetTop] ? 1 : 0;
     m.slot_count[k] += 1;
     if (confidence) {
-      const double error = 1 / (1 + std::exp(-out[kConfLogit])) - accept;
+      const double predicted = 1 / (1 + std::exp(-out[kConfLogit])), error = predicted - accept;
       const double conf_w = objective.denominator == Denominator::count ? 1 : w;
       m.conf_bias_sum += conf_w * error;
       m.conf_abs_sum += conf_w * std::abs(error);
       m.conf_sum += conf_w;
+      if (!(predicted >= 0)) continue;  // not a number: no bin
+      CalibrationBin& bin = m.calibration[std::min(m.calibration.size() - 1, static_cast<size_t>(predicted * static_cast<double>(m.calibration.size())))];
+      bin.slots += 1, bin.confidence_sum += predicted, bin.accept_sum += accept;
     }
   }
   return m;

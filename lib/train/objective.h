@@ -10,6 +10,9 @@
 
 namespace dspark::train {
 
+// The loss terms as --loss, --json and the report call them.
+inline constexpr std::array<const char*, model::kNumTerms> kTermNames = {"ce", "tv", "kl", "rkl", "jsd", "nla", "lk_hybrid", "conf"};
+
 enum class Denominator : uint8_t {
   pooled,  // sum of w over the whole batch, all ranks and micro-steps: applied by the optimizer
   micro,   // (sum of w + 1e-6) of one micro-step; micro-steps averaged (DeepSpec to the letter)
@@ -34,6 +37,11 @@ struct Objective {
 Objective deepspec_objective(bool confidence);
 Objective dflash_objective();
 
+// Slots whose predicted confidence lies in one tenth of [0, 1]: a point of a reliability diagram.
+struct CalibrationBin {
+  double slots = 0, confidence_sum = 0, accept_sum = 0;
+};
+
 // Sums over supervised slots, in fp64 in slot order; micro-steps and ranks add up.
 struct StepMetrics {
   std::array<double, model::kNumTerms> term_sum{};  // of w * term
@@ -42,6 +50,7 @@ struct StepMetrics {
   double tau_sum = 0;                               // over blocks: 1 + sum of prefix products of acceptance
   double conf_bias_sum = 0, conf_abs_sum = 0;       // of w * (sigmoid(logit) - accept), absolute; with `count` every w is 1
   double conf_sum = 0;                              // of those w
+  std::array<CalibrationBin, 10> calibration{};     // every slot counts the same
   std::vector<double> accept_sum, top1_sum, slot_count;  // [B] per slot index
 
   void add(const StepMetrics& other);

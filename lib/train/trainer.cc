@@ -31,8 +31,9 @@ Trainer::Trainer(Drafter& drafter, TargetHead& target, const Dataset& data, cons
   options_.pack.gamma = objective.gamma;
   const int64_t context = std::max(options_.pack.row_tokens, data.longest());
   const int64_t anchors = std::min(context, options_.pack.anchors_per_row ? options_.pack.anchors : data.most_anchors(options_.pack.row_tokens, options_.pack.anchors));
-  const StepPlan plan = plan_step(drafter.config(), objective, target.apply_norm, precision_of(drafter.context()), context, anchors,
-                                  options_.pack.chunk_slots);
+  const Precision precision = precision_of(drafter.context());
+  const StepPlan plan = plan_step(drafter.config(), objective, target.apply_norm, precision, context, anchors, options_.pack.chunk_slots);
+  flops_ = std::make_unique<StepFlops>(drafter.config(), objective, target.apply_norm, precision);
   arena_bytes_ = plan.arena_bytes;
   step_ = std::make_unique<TrainStep>(drafter.context(), drafter, target, objective, arena_bytes_);
 }
@@ -45,7 +46,10 @@ void Trainer::resume(const FoundCheckpoint& checkpoint) {
 StepBatch Trainer::read_step(int64_t step) const {
   std::vector<Dataset::Draw> documents;
   for (int64_t i = 0; i < options_.batch_docs; ++i) documents.push_back(data_.draw(step * options_.batch_docs + i));
-  return make_step_batch(documents, pack_target_, options_.pack);
+  StepBatch batch = make_step_batch(documents, pack_target_, options_.pack);
+  for (const auto& row : batch.rows)
+    if (row->batch.plan.n_slots() > 0) batch.flops += flops_->of(row->batch.plan);
+  return batch;
 }
 
 StepMetrics Trainer::validate() {
@@ -88,6 +92,7 @@ struct Trainer::Enqueued {
     const double middle = now_s();
     record.lr = t.options_.schedule.at(step);
     record.tokens = batch.tokens;
+    record.flops = batch.flops;
     record.applied = micro_steps > 0;
     if (micro_steps > 0)
       t.optimizer_.enqueue(record.lr, t.objective_.denominator == Denominator::pooled ? 1.0 / batch.weight_sum : 1.0 / static_cast<double>(micro_steps),

@@ -9,6 +9,7 @@
 #include "train/checkpoint.h"
 #include "train/data.h"
 #include "train/schedule.h"
+#include "train/step_flops.h"
 
 namespace dspark::train {
 
@@ -19,6 +20,7 @@ struct StepRecord {
   double loss = 0, lr = 0, grad_norm = 0;
   bool applied = true;          // false: skipped (no supervised slot, or gradients that are not finite)
   int64_t tokens = 0;
+  double flops = 0;             // of the step's forward and backward (StepFlops)
   double data_ms = 0, compute_ms = 0, optimizer_ms = 0, step_ms = 0;
 };
 
@@ -69,6 +71,7 @@ class Trainer {
   TrainerOptions options_;
   Optimizer optimizer_;
   int64_t first_step_ = 0, arena_bytes_ = 0;
+  std::unique_ptr<StepFlops> flops_;  // the reader thread's
   std::unique_ptr<TrainStep> step_;
 };
 

@@ -3,7 +3,7 @@
 
 Extracts a few rows, trains small drafters for two steps each, packs them with and without the target's embeddings, and compares
 dspark's forward and loss head in fp32 (tests/test_peers.cc) with speculators' own in fp32, on the same states, tokens and anchors.
-What does not hold is a line that begins with FAILED, and exit code 1.
+What does not hold is a line that begins with FAILED, and exit code 1. TensorBoard reads a run's event files beside (events.py).
 """
 import argparse
 import json
@@ -20,6 +20,7 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
 import bounds
+import events
 import inputs
 from target import target_folder
 
@@ -259,6 +260,8 @@ def main():
             compared = check_numbers(bench, name, store, model, objective)
         if compared is not None:
             check_mistakes(model, *compared)
+    print("events: dspark train --tensorboard", flush=True)
+    events.check_events(bench.a.dspark, bench.a.target, bench.store, bench.at("events"), call, check)
     for text in failures:
         print("FAILED " + text, file=sys.stderr)
     print(f"test-peers: {len(failures)} failed; {len(DRAFTERS)} drafters against speculators {theirs.VERSION} in {time.time() - began:.0f} s")

@@ -1,0 +1,48 @@
+// Everything that shows a training run while it runs and afterwards: console lines, --json, OUT/history.jsonl, --tensorboard, --report.
+//
+// Made when the run is sure to start (its folder locked, its checkpoint found) and told of every record. An output that cannot be made is
+// one error before the first step; later ones (a full disk) are said once and do not stop the training.
+#pragma once
+
+#include <memory>
+#include <string>
+
+#include "job/common.h"
+#include "job/history.h"
+#include "job/train.h"
+#include "job/train_record.h"
+#include "job/train_report.h"
+
+namespace dspark::job {
+
+// Before anything is read: whether --report and --tensorboard can be written at all.
+void check_watch_paths(const TrainOptions& options);
+
+class TrainWatch {
+ public:
+  // The run goes on after `first_step`. What the options say, and the machine's limit, is put into the facts here.
+  TrainWatch(const TrainOptions& options, JsonLines& json, ReportFacts facts, int64_t first_step);
+
+  void step(const train::StepRecord& record);  // TrainerOptions::on_step
+  // Runs the trainer; when that throws, the page of what there was is written before the error goes on.
+  train::TrainerResult run(train::Trainer& trainer);
+  void finish(const train::TrainerResult& result);  // the page; a stopped run is not failed by it
+
+ private:
+  void write_page(const std::string& status);  // nothing without --report
+  void write_events(const OrderedJson& record);
+  void write_page_or_warn(const std::string& status);
+
+  const TrainOptions& options_;
+  JsonLines& json_;
+  train::Objective objective_;
+  size_t first_slot_;
+  double limit_ = 0;
+  History history_;
+  std::unique_ptr<formats::EventWriter> events_;
+  std::unique_ptr<TrainReport> report_;
+  int64_t first_step_;
+  double start_, last_line_ = 0;
+};
+
+}  // namespace dspark::job
