@@ -41,7 +41,7 @@ struct StepFlops::Impl {
   TargetHead target;
 
   Impl(const DrafterConfig& c, const Objective& o, bool apply_norm, Precision precision)
-      : config(c), objective(o), backend(plan_backend(precision)), drafter(backend->context(), c, DrafterOptions{}) {
+      : config(c), objective(o), backend(plan_backend(precision)), drafter(backend->context(), c, DrafterOptions{.train_embeddings = c.own_embeddings()}) {
     Context& ctx = backend->context();
     target.head.value = ctx.allocate(ctx.act_dtype(), c.draft_vocab, c.target_hidden);
     target.norm = ctx.allocate(ctx.acc_dtype(), 1, c.target_hidden);
