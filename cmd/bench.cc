@@ -1,55 +1,81 @@
+#include <nlohmann/json.hpp>
+
 #include "commands.h"
+#include "core/error.h"
 #include "job/bench_gemm.h"
+#include "job/bench_loss.h"
+#include "job/bench_optimizer.h"
 #include "job/bench_step.h"
 #include "job/common.h"
-
-#include <nlohmann/json.hpp>
+#include "job/shapes.h"
 
 namespace dspark::cmd {
 
 namespace {
 
-void write(job::JsonLines& json, const std::vector<job::BenchResult>& results) {
-  for (const auto& r : results)
-    json.write(OrderedJson{{"what", r.what}, {"value", r.value}, {"unit", r.unit}, {"limit", r.limit}, {"share_of_limit", r.share_of_limit}, {"samples", r.samples}, {"kernel", r.kernel}, {"device", r.device}});
+OrderedJson json_of(const job::BenchResult& r) {
+  OrderedJson j{{"what", r.what}, {"value", r.value}, {"unit", r.unit}, {"limit", r.limit}, {"share_of_limit", r.share_of_limit}, {"samples", r.samples}, {"kernel", r.kernel}, {"device", r.device}};
+  if (r.memory_bytes > 0) j["memory_bytes"] = r.memory_bytes;
+  return j;
+}
+
+struct Options {
+  std::string what, json;
+  job::BenchStepOptions step;
+  std::vector<int64_t> chunk_slots;
+};
+
+void step(const Options& o, job::JsonLines& json) {
+  job::BenchStepOptions options = o.step;
+  if (o.chunk_slots.size() > 1) fail_usage("bench step takes one --chunk-slots, bench loss several");
+  if (!o.chunk_slots.empty()) options.chunk_slots = o.chunk_slots.front();
+  const auto result = job::bench_step(options);
+  for (const auto& r : result.results) json.write(json_of(r));
+  OrderedJson j{{"what", "memory"}, {"peak_rss_bytes", result.peak_rss_bytes}, {"parameters", result.parameters}, {"trainable", result.trainable},
+                {"step_s", result.step_seconds}, {"forward_backward_s", result.forward_backward_seconds}, {"optimizer_s", result.optimizer_seconds}};
+  j["predicted"] = OrderedJson{{"step_s", result.predicted_step_seconds}, {"forward_backward_s", result.predicted_forward_backward_seconds}, {"optimizer_s", result.predicted_optimizer_seconds}};
+  for (const auto& p : result.parts) j["parts"].push_back({{"part", p.name}, {"measured_s", p.measured}, {"predicted_s", p.predicted}});
+  json.write(j);
+  if (o.json != "-") fmt::print("{}", result.text);
+}
+
+void print(const Options& o, job::JsonLines& json, const std::vector<job::BenchResult>& results) {
+  for (const auto& r : results) json.write(json_of(r));
+  if (o.json != "-") fmt::print("{}", job::bench_table(results));
 }
 
 }  // namespace
 
 void add_bench(CLI::App& app) {
-  struct Options {
-    std::string what, json;
-    job::BenchStepOptions step;
-  };
   auto o = std::make_shared<Options>();
   CLI::App* sub = app.add_subcommand("bench", "what this machine and these kernels reach, against their limits");
-  sub->add_option("what", o->what, "gemm (matrix products at a step's shapes) or step (whole training steps)")->required()->check(CLI::IsMember({"gemm", "step"}));
+  sub->add_option("what", o->what, "gemm (matrix products), loss (the vocabulary loss), optimizer (AdamW, Muon) or step (whole training steps)")
+      ->required()
+      ->check(CLI::IsMember({"gemm", "loss", "optimizer", "step"}));
   sub->add_option("--cpu-kernel", o->step.kernel, "matrix kernel")->capture_default_str();
   sub->add_option("--threads", o->step.threads, "worker threads (0: all usable cores)")->capture_default_str()->check(not_negative());
   sub->add_option("--json", o->json, "JSON lines into FILE, or - for stdout")->type_name("FILE|-");
-  const char* step = "step";
-  sub->add_option("--shape", o->step.shape, "small (width 576, vocabulary 49152), qwen3-0.6b or tiny")->capture_default_str()->group(step);
-  sub->add_option("--tokens", o->step.tokens, "of the row (0: the shape's)")->capture_default_str()->check(not_negative())->group(step);
-  sub->add_option("--anchors", o->step.anchors, "blocks in the row (0: the shape's)")->capture_default_str()->check(not_negative())->group(step);
-  sub->add_option("--optimizer", o->step.optimizer, "adamw or muon")->capture_default_str()->group(step);
-  sub->add_option("--precision", o->step.precision, "bf16 or fp32")->capture_default_str()->group(step);
-  sub->add_option("--steps", o->step.steps, "measured, after one to warm up")->capture_default_str()->check(positive())->group(step);
-  sub->add_option("--chunk-slots", o->step.chunk_slots, "slots whose logits are held at once")->capture_default_str()->check(positive())->group(step);
+  const char* group = "loss, optimizer and step";
+  sub->add_option("--shape", o->step.shape, job::shape_names() + ", or a drafter's config.json")->type_name("NAME|FILE")->capture_default_str()->group(group);
+  sub->add_option("--tokens", o->step.tokens, "of the row (0: the shape's)")->capture_default_str()->check(not_negative())->group(group);
+  sub->add_option("--anchors", o->step.anchors, "blocks in the row (0: the shape's)")->capture_default_str()->check(not_negative())->group(group);
+  sub->add_option("--precision", o->step.precision, "bf16 or fp32")->capture_default_str()->group(group);
+  sub->add_option("--chunk-slots", o->chunk_slots, "slots whose logits are held at once; several for loss (128,512,2048), one for step (512)")->delimiter(',')->check(positive())->group(group);
+  sub->add_option("--steps", o->step.steps, "measured, after one to warm up")->capture_default_str()->check(positive())->group(group);
+  sub->add_option("--optimizer", o->step.optimizer, "step: adamw or muon")->capture_default_str()->group(group);
+  sub->add_flag("--parts", o->step.parts, "step: time every operator, by part, beside its prediction")->group(group);
   sub->callback([o] {
     job::JsonLines json(o->json);
-    if (o->what == "step") {
-      const auto result = job::bench_step(o->step);
-      write(json, result.results);
-      json.write(OrderedJson{{"what", "memory"}, {"peak_rss_bytes", result.peak_rss_bytes}, {"parameters", result.parameters}, {"trainable", result.trainable},
-                             {"step_s", result.step_seconds}, {"forward_backward_s", result.forward_backward_seconds}, {"optimizer_s", result.optimizer_seconds}});
-      if (o->json != "-") fmt::print("{}", result.text);
-      return;
+    if (o->what == "step") return step(*o, json);
+    if (o->what == "loss") {
+      job::BenchLossOptions l{o->step.shape, o->step.precision, o->step.kernel, o->step.tokens, o->step.anchors, o->step.threads, o->step.steps};
+      if (!o->chunk_slots.empty()) l.chunk_slots = o->chunk_slots;
+      return print(*o, json, job::bench_loss(l));
     }
+    if (o->what == "optimizer") return print(*o, json, job::bench_optimizer({o->step.shape, o->step.precision, o->step.kernel, o->step.threads, o->step.steps}));
     job::BenchGemmOptions options;
     options.kernel = o->step.kernel, options.threads = o->step.threads;
-    const auto results = job::bench_gemm(options);
-    write(json, results);
-    if (o->json != "-") fmt::print("{}", job::bench_table(results));
+    print(*o, json, job::bench_gemm(options));
   });
 }
 

@@ -7,6 +7,8 @@
 #include <chrono>
 #include <cmath>
 #include <cstdio>
+#include <cstdlib>
+#include <fstream>
 #include <mutex>
 
 namespace dspark {
@@ -82,6 +84,10 @@ std::string format_seconds(double s) {
 }
 
 uint64_t peak_rss_bytes() {
+  // Linux's own line first: getrusage also counts what the process was before exec, its parent's memory.
+  std::ifstream status("/proc/self/status");
+  for (std::string line; std::getline(status, line);)
+    if (line.starts_with("VmHWM:")) return std::strtoull(line.c_str() + 6, nullptr, 10) * 1024;
   struct rusage usage {};
   ::getrusage(RUSAGE_SELF, &usage);
   return static_cast<uint64_t>(usage.ru_maxrss) * 1024;

@@ -151,13 +151,17 @@ BenchResult bench_shape(GemmContext& ctx, const GemmShape& s, const BenchGemmOpt
   if (memory_bound) read.fill(kReadBytes / 4, DType::f32, 3);
   std::vector<double> limits;
   product();
+  // Small products are repeated within a sample: a clock and a limit for each of them would take longer than they do.
+  const auto inner = static_cast<int>(std::clamp(1e-3 / std::max(seconds_of(product), 1e-9), 1.0, 1e4));
   double spent = 0;
   while (spent < options.seconds_per_shape || static_cast<int>(r.samples.size()) < options.min_repeats) {
     limits.push_back(memory_bound ? read_gbps(ctx.pool(), read, kReadBytes)
                                   : peak_gflops(ctx.pool(), ctx.kernel().table(), s.in));
-    const double once = seconds_of(product);
-    r.samples.push_back(work / once * 1e-9);
-    spent += once;
+    const double all = seconds_of([&] {
+      for (int i = 0; i < inner; ++i) product();
+    });
+    r.samples.push_back(work * inner / all * 1e-9);
+    spent += all;
   }
   r.value = median(r.samples);
   r.limit = *std::max_element(limits.begin(), limits.end());

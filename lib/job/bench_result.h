@@ -1,6 +1,7 @@
 // One measured number of `dspark bench`, with what it could be at most.
 #pragma once
 
+#include <cstdint>
 #include <string>
 #include <vector>
 
@@ -15,6 +16,7 @@ struct BenchResult {
   std::vector<double> samples;
   std::string kernel;
   std::string device;
+  int64_t memory_bytes = 0;    // what it works in besides its operands; 0: nothing to say
 };
 
 }  // namespace dspark::job

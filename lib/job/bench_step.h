@@ -2,26 +2,31 @@
 //
 // Protocol: one row of T tokens, one document, A anchors spread evenly, every slot supervised that can be; one warm-up step, then
 // repeats. The limit is the products' multiply-adds on registers alone, measured between the steps: what a step could reach if
-// everything but its products cost nothing.
+// everything but its products cost nothing. Beside the measurement stands what `train --plan` predicts for the step from rates that are
+// measured first and know nothing of the shape (job/bench_machine.h).
 #pragma once
 
 #include <string>
 
+#include "job/bench_parts.h"
 #include "job/bench_result.h"
 
 namespace dspark::job {
 
 struct BenchStepOptions {
-  std::string shape = "small";      // small, qwen3-0.6b, or tiny
+  std::string shape = "small";      // job/shapes.h
   int64_t tokens = 0, anchors = 0;  // 0: the shape's
   std::string optimizer = "adamw", precision = "bf16", kernel = "auto";
   int threads = 0, steps = 5;
   int64_t chunk_slots = 512;
+  bool parts = false;  // time every operator, and wait for it
 };
 
 struct BenchStepResult {
   std::vector<BenchResult> results;  // slots/s, the step's products in GFLOP/s, the optimizer's share
   double step_seconds = 0, forward_backward_seconds = 0, optimizer_seconds = 0, slots = 0;
+  double predicted_step_seconds = 0, predicted_forward_backward_seconds = 0, predicted_optimizer_seconds = 0;
+  std::vector<PartTime> parts;       // with `parts`, a step's mean
   uint64_t peak_rss_bytes = 0;
   int64_t parameters = 0, trainable = 0;
   std::string text;

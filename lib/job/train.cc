@@ -14,6 +14,7 @@
 #include "core/log.h"
 #include "core/stop.h"
 #include "formats/store.h"
+#include "job/train_plan.h"
 #include "train/init.h"
 #include "train/plan_step.h"
 #include "train/trainer.h"
@@ -38,12 +39,15 @@ std::vector<LayerType> layer_types(const TrainOptions& o) {
 }
 
 void check_options(const TrainOptions& o) {
-  if (o.stores.empty()) fail_usage("train needs --store STORE (made by 'dspark extract')");
+  const bool shape = !o.planning.shape.empty();
+  if (shape && !o.plan) fail_usage("--shape {}: a shape can be planned (--plan) or measured ('dspark bench step'); training needs --store and --target", o.planning.shape);
+  if (o.planning.ranks != 1 && !o.plan) fail_usage("--ranks {}: this version trains on one rank; --plan says what several would do", o.planning.ranks);
+  if (o.stores.empty() && !shape) fail_usage("train needs --store STORE (made by 'dspark extract')");
   if (!o.store_weights.empty() && o.store_weights.size() != o.stores.size()) fail_usage("--store-weights: {} weights for {} stores", o.store_weights.size(), o.stores.size());
   for (double w : o.store_weights)
     if (!(w >= 0 && w <= 1000)) fail_usage("--store-weights {}: from 0 to 1000 visits an epoch", w);
-  if (o.target.empty()) fail_usage("train needs --target TARGET");
-  if (o.out.empty()) fail_usage("train needs --out DIR");
+  if (o.target.empty() && !shape) fail_usage("train needs --target TARGET");
+  if (o.out.empty() && !o.plan) fail_usage("train needs --out DIR");
   if (o.algorithm != "dspark" && o.algorithm != "dflash") fail_usage("--algorithm {}: dspark or dflash", o.algorithm);
   if (o.markov != "vanilla" && o.markov != "gated" && o.markov != "rnn" && o.markov != "none") fail_usage("--markov {}: vanilla, gated, rnn or none", o.markov);
   if (o.optimizer != "adamw" && o.optimizer != "muon") fail_usage("--optimizer {}: adamw or muon", o.optimizer);
@@ -64,7 +68,7 @@ void check_options(const TrainOptions& o) {
   if (o.layers < 1) fail_usage("--layers {}: a drafter has at least one layer", o.layers);
   if (o.block < 1 || (o.layout == "bonus" && o.block < 2)) fail_usage("--block {}: at least 1 (2 with --layout bonus)", o.block);
   if (o.markov != "none" && o.algorithm == "dspark" && o.rank < 1) fail_usage("--rank {}: at least 1, or --markov none", o.rank);
-  if (o.steps < 0 || o.epochs < 0 || (o.steps == 0 && o.epochs == 0)) fail_usage("train needs --steps N or --epochs E");
+  if (o.steps < 0 || o.epochs < 0 || (o.steps == 0 && o.epochs == 0 && !shape)) fail_usage("train needs --steps N or --epochs E");
   const auto types = layer_types(o);
   if (std::count(types.begin(), types.end(), LayerType::sliding) > 0 && o.window < 1) fail_usage("--layer-types {} needs --window W", o.layer_types);
   if (o.val_fraction < 0 || o.val_fraction >= 1) fail_usage("--val-fraction {}: in [0, 1)", o.val_fraction);
@@ -170,8 +174,10 @@ void run_train(const TrainOptions& given) {
     for (const Setting& s : settings) fmt::print("{:<20} {:<24} {}\n", s.name, s.value.empty() ? "-" : s.value, s.source);
     return;
   }
+  if (o.plan && !o.planning.shape.empty()) adopt_shape(o);
   check_options(o);
   make_objective(o, true);  // wrong --loss terms are said before anything is read
+  if (o.plan && !o.planning.shape.empty()) return plan_shape(o, make_objective(o, true), layer_types(o));
   check_watch_paths(o);
   const double start = now_s();
   const target::TargetFiles files(o.target);
@@ -219,7 +225,8 @@ void run_train(const TrainOptions& given) {
   const auto n_docs = static_cast<int64_t>(data.training().size());
   const int64_t steps = o.steps > 0 ? o.steps : std::max<int64_t>(1, static_cast<int64_t>(std::llround(o.epochs * static_cast<double>(data.epoch_size()) / static_cast<double>(batch_docs))));
   auto backend = make_job_backend(o.common);
-  if (o.plan || o.common.dry_run) {
+  if (o.plan) return plan_run(o, config, objective, data, kept, steps, batch_docs);
+  if (o.common.dry_run) {
     const int64_t context = std::max(o.row_tokens, data.longest());
     const auto plan = train::plan_step(config, objective, identity.last_state == formats::LastState::pre_norm,
                                        o.common.precision == "bf16" ? Precision::bf16 : o.common.precision == "fp32" ? Precision::fp32 : Precision::fp64, context, context, o.chunk_slots);

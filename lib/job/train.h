@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "job/common.h"
+#include "job/plan_options.h"
 
 namespace dspark::job {
 
@@ -22,6 +23,7 @@ struct TrainOptions {
           save_every = 0, keep = 2, chunk_slots = 512, mask_token = -1, validate_every = 0, max_validation_docs = 64;
   double epochs = 0, lr = 6e-4, weight_decay = 0, muon_lr = 0, muon_weight_decay = 0, clip = 1.0, val_fraction = 0.05, decay = 4.0, warmup = 0.04, time_limit_s = 0,
          dpace = 0, tap_noise = 0;
+  PlanOptions planning;  // with `plan`
   bool resume = false, plan = false, no_confidence = false, print_config = false, detach_confidence = false, non_causal = false,
        init_partial = false;
   std::vector<std::string> given;  // long names of the options on the command line or in the config file: a recipe leaves them alone

@@ -38,14 +38,44 @@ struct PlanCounts {
   double flops = 0;  // multiply and add counted as two
   double bytes_read = 0, bytes_written = 0;
   int64_t calls = 0;
+  double bytes() const { return bytes_read + bytes_written; }
+  void add(const PlanCounts& c) { flops += c.flops, bytes_read += c.bytes_read, bytes_written += c.bytes_written, calls += c.calls; }
+};
+// Kinds of work that a machine does at different speeds.
+enum class Work : uint8_t {
+  product,             // matrix products with a weight: forward and input gradients
+  gradient_product,    // weight gradients
+  attention, attention_backward,
+  logits,              // the sweeps of the loss over its logits
+  rows,                // norms, rope, activations, gathers: element by element over activations
+  update,              // AdamW and gradient norms: element by element over parameters
+  muon,
+  pack,                // refresh of a backend's own copies of a weight
+  upload,              // host to device, and back
+};
+inline constexpr int kWorks = 10;
+struct PlanEntry {
+  Label label;
+  Work work = Work::rows;
+  PlanCounts counts;
+};
+// A product C [m, n] = A [m, k] B [k, n], as often as it was called: "packed" (B is a weight) or "tn" (a weight's gradient).
+struct PlanProduct {
+  std::string form;
+  int64_t m = 0, n = 0, k = 0, calls = 0;
 };
 class PlanBackend : public Backend {
  public:
   virtual const PlanCounts& counts() const = 0;
   // The same by operator name ("linear", "vocab_loss", ..., "upload", "download"); what is not there was never called.
   virtual const std::map<std::string, PlanCounts>& by_operator() const = 0;
+  // The same by what it is for, direction and kind of work, in that order.
+  virtual std::vector<PlanEntry> entries() const = 0;
+  virtual std::vector<PlanProduct> products() const = 0;  // by form, n, k, m
   virtual void reset_counts() = 0;
   virtual int64_t allocated_bytes() const = 0;  // through Context::allocate, now
+  // What the cpu backend's own copies of the weights refreshed so far would take.
+  virtual int64_t packed_bytes() const = 0;
 };
 std::unique_ptr<PlanBackend> make_plan_backend(const BackendOptions& options);
 

@@ -22,6 +22,15 @@ class Ops;
 
 enum class Queue : uint8_t { compute, copy, comm };
 
+// What the work being enqueued is for: the planner books its FLOPs and bytes there, other backends ignore it. The graph says
+// context, trunk and markov; attention, the loss head, the optimizer and uploads are known by their operators.
+enum class Part : uint8_t { other, upload, context, trunk, attention, target_vocab, draft_vocab, markov, optimizer };
+inline constexpr int kParts = 9;
+struct Label {
+  Part part = Part::other;
+  bool backward = false;
+};
+
 struct Event {
   uint64_t id = 0;  // 0: already happened
 };
@@ -78,13 +87,29 @@ class Context {
   // Outside steps: memory that lives as long as the context's owner keeps it. 64-byte aligned.
   Tensor allocate(DType dtype, int64_t rows, int64_t cols);
   void free(const Tensor& t) { device_.free(t.data); }
+  Label label() const { return label_; }
   // Blocking conveniences for set-up, tests and decoding.
   void upload_now(const Tensor& dst, const ConstHostMatrix& src);
   void download_now(const HostMatrix& dst, const Tensor& src);
 
  private:
+  friend class Labelled;
   Ops& ops_;
   Device& device_;
+  Label label_;
+};
+
+// Labels the work of a scope.
+class Labelled {
+ public:
+  Labelled(Context& ctx, Label label) : ctx_(ctx), before_(ctx.label_) { ctx.label_ = label; }
+  ~Labelled() { ctx_.label_ = before_; }
+  Labelled(const Labelled&) = delete;
+  Labelled& operator=(const Labelled&) = delete;
+
+ private:
+  Context& ctx_;
+  Label before_;
 };
 
 }  // namespace dspark::model

@@ -9,6 +9,7 @@ namespace dspark::model {
 void Drafter::backward(Arena& arena, const Tensor& taps, const DeviceBatch& batch, const ForwardState& state, const Tensor& d_hidden,
                        Write write) {
   DS_ASSERT(options_.trainable, "backward of a drafter without gradients");
+  const Labelled label(ctx_, {Part::trunk, true});
   const auto& c = config_;
   const int64_t t = taps.rows, n = d_hidden.rows, kv = c.kv_cols();
   const DType act = ctx_.act_dtype(), acc = ctx_.acc_dtype();
@@ -57,24 +58,26 @@ void Drafter::backward(Arena& arena, const Tensor& taps, const DeviceBatch& batc
     };
     un_rope(d_q, s.q_raw, l.q_norm, l.d_q_norm, batch.block_position, s.inv_q, write);
     un_rope(d_kv.col_range(0, kv), s.kv_raw.col_range(0, kv), l.k_norm, l.d_k_norm, batch.block_position, s.inv_k, write);
-    un_rope(d_kv_ctx.col_range(0, kv), s.kv_ctx_raw.col_range(0, kv), l.k_norm, l.d_k_norm, batch.context_position, s.inv_k_ctx,
-            Write::add);
     linear_dw(ctx_, {l.d_q, d_q, s.h, write});
     linear_dw(ctx_, {l.d_kv, d_kv, s.h, write});
-    linear_dw(ctx_, {l.d_kv, d_kv_ctx, state.context, Write::add});
     if (l.q_bias) bias_grad(ctx_, {l.d_q_bias, d_q, write});
-    if (l.kv_bias) {
-      bias_grad(ctx_, {l.d_kv_bias, d_kv, write});
-      bias_grad(ctx_, {l.d_kv_bias, d_kv_ctx, Write::add});
-    }
+    if (l.kv_bias) bias_grad(ctx_, {l.d_kv_bias, d_kv, write});
     linear_dx(ctx_, {d_norm_in, d_q, &l.q});
     linear_dx(ctx_, {d_norm_in, d_kv, &l.kv, Write::add});
-    linear_dx(ctx_, {d_context, d_kv_ctx, &l.kv, i + 1 == layers_.size() ? Write::overwrite : Write::add});
+    {
+      const Labelled context(ctx_, {Part::context, true});
+      un_rope(d_kv_ctx.col_range(0, kv), s.kv_ctx_raw.col_range(0, kv), l.k_norm, l.d_k_norm, batch.context_position, s.inv_k_ctx,
+              Write::add);
+      linear_dw(ctx_, {l.d_kv, d_kv_ctx, state.context, Write::add});
+      if (l.kv_bias) bias_grad(ctx_, {l.d_kv_bias, d_kv_ctx, Write::add});
+      linear_dx(ctx_, {d_context, d_kv_ctx, &l.kv, i + 1 == layers_.size() ? Write::overwrite : Write::add});
+    }
     rmsnorm_backward(ctx_, {.d_x = d_x, .d_weight = l.d_input_norm, .dy = d_norm_in, .x = s.x_in, .weight = l.input_norm,
                             .inv_rms = s.inv_in, .write_dx = Write::add, .write_dw = write});
   }
   // d_x ends in the embeddings; the context's gradient goes on into fc.
   if (d_embed) scatter_add_rows(ctx_, {d_embed, d_x, batch.embed.row_of, batch.embed.begin, batch.embed.source, write});
+  const Labelled context(ctx_, {Part::context, true});
   const Tensor d_fc_out = arena.matrix(acc, t, c.hidden), d_fc_act = arena.matrix(act, t, c.hidden);
   rmsnorm_backward(ctx_, {.d_x = d_fc_out, .d_weight = d_hidden_norm_, .dy = d_context, .x = state.fc_out, .weight = hidden_norm_,
                           .inv_rms = state.inv_context, .write_dw = write});

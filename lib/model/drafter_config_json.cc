@@ -9,8 +9,6 @@
 
 namespace dspark::model {
 
-DrafterConfig read_drafter_config(const fs::path& file, DrafterFormat* format);
-
 namespace {
 
 // Typed access that names file and field when something is missing or of another type.

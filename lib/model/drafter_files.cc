@@ -90,8 +90,6 @@ std::vector<int32_t> read_kept(const SafetensorsSet& tensors, const DrafterConfi
 
 }  // namespace
 
-DrafterConfig read_drafter_config(const fs::path& file, DrafterFormat* format);  // drafter_config_json.cc
-
 DrafterFiles read_drafter(const fs::path& path) {
   DS_REQUIRE(fs::exists(path), "no such drafter: {}", path.string());
   DS_REQUIRE(fs::is_directory(path), "{} is not a drafter folder (config.json and model.safetensors)", path.string());

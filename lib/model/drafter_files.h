@@ -47,7 +47,8 @@ struct WriteOptions {
 void write_drafter(const fs::path& folder, const DrafterConfig& config, const std::vector<int32_t>& kept,
                    const TensorValues& values, const WriteOptions& options);
 
-// config.json alone, as text.
+// config.json alone, read (and checked by itself) and as text.
+DrafterConfig read_drafter_config(const fs::path& file, DrafterFormat* format);
 std::string drafter_config_json(const DrafterConfig& config, const WriteOptions& options);
 
 // Fills a drafter on a device from files; `target` serves embed_tokens.weight [V, D] and lm_head.weight [VD, D] when missing.

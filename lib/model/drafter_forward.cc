@@ -15,6 +15,7 @@ AnchorRule Drafter::rule(const DrafterLayer& layer) const {
 }
 
 void Drafter::context_rows(Arena& arena, const Tensor& taps, Tensor context, Tensor fc_out, Tensor inv) {
+  const Labelled label(ctx_, {Part::context});
   const int64_t mark = arena.mark();
   if (!fc_out) fc_out = arena.matrix(ctx_.acc_dtype(), taps.rows, config_.hidden);
   linear(ctx_, {fc_out, taps, &fc_});
@@ -23,6 +24,7 @@ void Drafter::context_rows(Arena& arena, const Tensor& taps, Tensor context, Ten
 }
 
 void Drafter::context_kv(int64_t index, const Tensor& context, const Tensor& kv_raw) {
+  const Labelled label(ctx_, {Part::context});
   DrafterLayer& l = layers_[static_cast<size_t>(index)];
   linear(ctx_, {kv_raw, context, &l.kv});
   if (l.kv_bias) add_bias(ctx_, {kv_raw, l.kv_bias});
@@ -59,6 +61,7 @@ double attention_scale(const DrafterConfig& c) { return 1.0 / std::sqrt(static_c
 }  // namespace
 
 void Drafter::forward(Arena& arena, const Tensor& taps, const DeviceBatch& batch, ForwardState& state) {
+  const Labelled label(ctx_, {Part::trunk});
   const auto& c = config_;
   const int64_t t = taps.rows, n = batch.n_anchors * c.block, kv = c.kv_cols();
   const DType act = ctx_.act_dtype(), acc = ctx_.acc_dtype();
@@ -112,6 +115,7 @@ void Drafter::forward(Arena& arena, const Tensor& taps, const DeviceBatch& batch
 
 Tensor Drafter::block_forward(Arena& arena, const std::vector<Tensor>& k_ctx, const std::vector<Tensor>& v_ctx,
                               const DeviceBatch& batch) {
+  const Labelled label(ctx_, {Part::trunk});
   const auto& c = config_;
   const int64_t n = batch.n_anchors * c.block, kv = c.kv_cols();
   const DType act = ctx_.act_dtype(), acc = ctx_.acc_dtype();

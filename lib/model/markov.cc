@@ -8,6 +8,7 @@
 namespace dspark::model {
 
 void Drafter::markov_forward(Arena& arena, const Tensor& hidden, const DeviceBatch& batch, Tensor features, MarkovSaved& saved) {
+  const Labelled label(ctx_, {Part::markov});
   const auto& c = config_;
   saved = {};
   if (c.markov == Markov::rnn) return rnn_forward(arena, hidden, batch, features, saved);
@@ -52,6 +53,7 @@ void Drafter::rnn_forward(Arena& arena, const Tensor& hidden, const DeviceBatch&
 
 void Drafter::markov_backward(Arena& arena, const DeviceBatch& batch, const MarkovSaved& saved, const Tensor& d_joint, const Tensor& d_e,
                               const Tensor& d_hidden, Write write) {
+  const Labelled label(ctx_, {Part::markov, true});
   const auto& c = config_;
   const int64_t r = c.rank, d = c.hidden, mark = arena.mark();
   const Tensor d_features = d_joint.col_range(d, r);
@@ -102,6 +104,7 @@ void Drafter::rnn_backward(Arena& arena, const DeviceBatch& batch, const MarkovS
 }
 
 void Drafter::markov_step(Arena& arena, const Tensor& hidden, const Tensor& previous, Tensor state, bool first, Tensor features) {
+  const Labelled label(ctx_, {Part::markov});
   const auto& c = config_;
   const int64_t r = c.rank, mark = arena.mark();
   if (c.markov == Markov::vanilla) {

@@ -18,6 +18,11 @@ class WeightPacking {
   virtual ~WeightPacking() = default;
 };
 
+// What the cpu backend packs besides every weight's forward product: weights of at most this many elements for their input gradient
+// too. Larger ones (heads) are multiplied with many rows at once in a backward, so packing them on the way costs little there, and a
+// copy of them much memory.
+inline constexpr int64_t kPackedForGradient = 16 << 20;
+
 struct Weight {
   Tensor value;  // [out, in] act dtype
   std::shared_ptr<WeightPacking> packing;

@@ -178,6 +178,7 @@ void append_document(HostRow& row, const Dataset::Draw& draw, const PackTarget& 
       row.anchors.push_back(static_cast<int32_t>(begin) + p);
   row.first_id = row.documents.size() == 1 ? d.id : row.first_id;
   row.epoch = draw.epoch;
+  if (!o.states) return;
   const int64_t width = static_cast<int64_t>(target.parts.size()) * config.target_hidden;
   row.states.resize(static_cast<size_t>((begin + n) * width));
   bf16* states = row.states.data() + begin * width;

@@ -97,6 +97,7 @@ struct PackOptions {
   model::SlotRule slots = model::SlotRule::label_prefix;
   bool anchors_per_row = false;  // `anchors` a packed row, by speculators' rule
   double tap_noise = 0;          // uniform in +-tap_noise on every tap, by (seed, epoch, document)
+  bool states = true;            // false: rows without states, to plan with
 };
 
 // What a row looks like to the drafter: block, mask token, kept vocabulary.

@@ -50,7 +50,13 @@ Optimizer::~Optimizer() {
   ctx_.free(sums_);
 }
 
-void Optimizer::update(const Parameter& p, const OptimizerState& s) {
+void Optimizer::enqueue_norm(size_t state) {
+  sum_squares(ctx_, {sums_.col_range(static_cast<int64_t>(state), 1), drafter_.parameters()[parameter_[state]].grad});
+}
+
+void Optimizer::enqueue_update(size_t state) {
+  const Parameter& p = drafter_.parameters()[parameter_[state]];
+  const OptimizerState& s = states_[state];
   const Tensor value = p.cast_on_update() ? p.value : Tensor{};
   if (s.v)
     adamw(ctx_, {p.master, s.m, s.v, p.grad, value, scalars_, options_.beta1, options_.beta2, options_.eps, options_.weight_decay});
@@ -65,11 +71,9 @@ void Optimizer::enqueue(double lr, double grad_scale, Readback& scalars) {
   host[kMaxNorm] = options_.clip;
   ctx_.device().upload(Queue::compute, scalars_.col_range(0, kNumHostScalars), {host, DType::f64, 1, kNumHostScalars, kNumHostScalars});
 
-  const auto& parameters = drafter_.parameters();
-  for (size_t j = 0; j < states_.size(); ++j)
-    sum_squares(ctx_, {sums_.col_range(static_cast<int64_t>(j), 1), parameters[parameter_[j]].grad});
+  for (size_t j = 0; j < states_.size(); ++j) enqueue_norm(j);
   finish_norm(ctx_, {scalars_, sums_, options_.beta1, options_.beta2});
-  for (size_t j = 0; j < states_.size(); ++j) update(parameters[parameter_[j]], states_[j]);
+  for (size_t j = 0; j < states_.size(); ++j) enqueue_update(j);
   drafter_.refresh_trainable();
   scalars.start(ctx_, scalars_);
   ctx_.device().wait(Queue::compute, scalars.event());

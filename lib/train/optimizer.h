@@ -45,14 +45,16 @@ class Optimizer {
   static Result result(model::Readback& scalars);
   Result step(double lr, double grad_scale);  // and waits for it
 
+  // One state's part of a step, its norm and its update: a rank's work is the sum of its own. enqueue() does all of them.
+  void enqueue_norm(size_t state);
+  void enqueue_update(size_t state);
+
   // Steps applied so far, counted on the device; part of a checkpoint. Both wait.
   int64_t steps() const;
   void set_steps(int64_t n);
   std::vector<OptimizerState>& states() { return states_; }
 
  private:
-  void update(const model::Parameter& p, const OptimizerState& s);
-
   model::Drafter& drafter_;
   model::Context& ctx_;
   OptimizerOptions options_;

@@ -6,19 +6,32 @@ namespace dspark::train {
 
 using namespace model;
 
-StepPlan plan_step(const DrafterConfig& config, const Objective& objective, bool apply_norm, Precision precision, const BatchPlan& row) {
+namespace {
+std::unique_ptr<PlanBackend> planner(Precision precision) {
   BackendOptions options;
   options.device = "plan";
   options.precision = precision;
-  auto backend = make_plan_backend(options);
+  return make_plan_backend(options);
+}
+}  // namespace
+
+StepPlan plan_step(const DrafterConfig& config, const Objective& objective, bool apply_norm, Precision precision, const BatchPlan& row) {
+  const auto backend = planner(precision);
   Context& ctx = backend->context();
   Drafter drafter(ctx, config, DrafterOptions{.train_embeddings = config.own_embeddings()});
   TargetHead target;
-  target.head.value = ctx.allocate(ctx.act_dtype(), config.draft_vocab, config.target_hidden);
+  // A frozen head is the target's, in the same memory.
+  const bool shared = !config.own_embeddings();
+  target.head.value = shared ? drafter.find("lm_head.weight")->value : ctx.allocate(ctx.act_dtype(), config.draft_vocab, config.target_hidden);
+  if (shared) target.head.first_columns_of = &drafter.head;
   target.norm = ctx.allocate(ctx.acc_dtype(), 1, config.target_hidden);
   target.apply_norm = apply_norm;
   StepPlan plan;
   plan.weight_bytes = backend->allocated_bytes();
+  drafter.refresh();
+  refresh(ctx, {&target.head});
+  plan.packed_bytes = backend->packed_bytes();
+  backend->reset_counts();
   MicroBatch batch;
   batch.plan = row;
   const int64_t e = config.target_hidden, tap_cols = config.n_taps() * e;
@@ -30,15 +43,16 @@ StepPlan plan_step(const DrafterConfig& config, const Objective& objective, bool
     plan.arena_bytes = step.arena_peak();
   }
   plan.counts = backend->counts();
-  ctx.free(target.head.value);
+  plan.entries = backend->entries();
+  plan.products = backend->products();
+  if (!shared) ctx.free(target.head.value);
   ctx.free(target.norm);
   return plan;
 }
 
-StepPlan plan_step(const DrafterConfig& config, const Objective& objective, bool apply_norm, Precision precision, int64_t context,
-                   int64_t anchors, int64_t chunk_slots) {
-  // The worst row: one document in which every token is a label, and another token than those before it. Its anchors lie as far
-  // apart as their blocks allow, so that they need as many different target rows as they have slots.
+BatchPlan full_row(const DrafterConfig& config, int64_t context, int64_t anchors, int64_t chunk_slots) {
+  // Every token is another one than those before it, and the anchors lie as far apart as their blocks allow, so that they need as
+  // many different target rows as they have slots.
   std::vector<int32_t> tokens, starts;
   for (int64_t t = 0; t < context; ++t) tokens.push_back(static_cast<int32_t>(t % config.vocab));
   const std::vector<uint8_t> mask(static_cast<size_t>(context), 1);
@@ -48,12 +62,55 @@ StepPlan plan_step(const DrafterConfig& config, const Objective& objective, bool
   PlanInput in = plan_input(config);
   in.tokens = tokens, in.mask = mask, in.documents = documents, in.anchors = starts;
   in.chunk_slots = chunk_slots;
-  BatchPlan row = make_batch_plan(in);
+  return make_batch_plan(in);
+}
+
+StepPlan plan_step(const DrafterConfig& config, const Objective& objective, bool apply_norm, Precision precision, int64_t context,
+                   int64_t anchors, int64_t chunk_slots) {
+  BatchPlan row = full_row(config, context, anchors, chunk_slots);
   // A row whose anchors lie unevenly may have a chunk with as many slots, and as many target rows as slots.
   const auto rows = static_cast<int64_t>(row.target_source.size());
   row.max_chunk_slots = std::max(row.max_chunk_slots, chunk_slots > 0 ? std::min(chunk_slots, row.n_slots()) : row.n_slots());
   row.max_chunk_rows = std::max(row.max_chunk_rows, std::min(row.max_chunk_slots, rows));
   return plan_step(config, objective, apply_norm, precision, row);
+}
+
+double TensorPlan::update_flops() const {
+  double sum = 0;
+  for (const PlanEntry& e : update) sum += e.counts.flops;
+  return sum;
+}
+
+UpdatePlan plan_update(const DrafterConfig& config, Precision precision, const OptimizerOptions& options) {
+  const auto backend = planner(precision);
+  Context& ctx = backend->context();
+  Drafter drafter(ctx, config, DrafterOptions{.train_embeddings = config.own_embeddings()});
+  Optimizer optimizer(drafter, options);
+  const auto bytes = [](const Tensor& t) { return t ? t.size() * dtype_bytes(t.dtype) : 0; };
+  UpdatePlan plan;
+  for (const Parameter& p : drafter.parameters()) {
+    TensorPlan t;
+    t.name = p.name, t.trainable = p.trainable, t.size = p.value.size();
+    t.muon = p.trainable && options.muon && takes_muon(p);
+    t.value_bytes = bytes(p.value);
+    t.master_bytes = p.cast_on_update() ? bytes(p.master) : 0;
+    t.grad_bytes = bytes(p.grad);
+    for (size_t j = 0; p.trainable && j < optimizer.states().size(); ++j) {
+      const OptimizerState& s = optimizer.states()[j];
+      if (s.name != p.name) continue;
+      t.state_bytes = bytes(s.m) + bytes(s.v);
+      t.work_bytes = t.muon ? muon_work(ctx, p.grad.rows, p.grad.cols) : 0;
+      backend->reset_counts();
+      optimizer.enqueue_norm(j);
+      optimizer.enqueue_update(j);
+      t.update = backend->entries();
+    }
+    plan.tensors.push_back(std::move(t));
+  }
+  backend->reset_counts();
+  drafter.refresh_trainable();
+  plan.everywhere = backend->entries();
+  return plan;
 }
 
 }  // namespace dspark::train

@@ -24,14 +24,17 @@ void TrainStep::enqueue(const MicroBatch& batch, bool backward, Write write, Rea
 
   // The target's states that some slot needs, after its final norm.
   const Tensor target_state = arena_.matrix(act, n_rows, c.target_hidden);
-  if (target_.apply_norm) {
-    const int64_t mark = arena_.mark();
-    const Tensor raw = arena_.matrix(acc, n_rows, c.target_hidden);
-    gather_rows(ctx_, {raw, last, b.target_source});
-    add_rmsnorm(ctx_, {.y = target_state, .x = raw, .weight = target_.norm, .eps = target_.eps, .unit_offset = target_.unit_offset});
-    arena_.release(mark);
-  } else {
-    gather_rows(ctx_, {target_state, last, b.target_source});
+  {
+    const Labelled label(ctx_, {Part::target_vocab});
+    if (target_.apply_norm) {
+      const int64_t mark = arena_.mark();
+      const Tensor raw = arena_.matrix(acc, n_rows, c.target_hidden);
+      gather_rows(ctx_, {raw, last, b.target_source});
+      add_rmsnorm(ctx_, {.y = target_state, .x = raw, .weight = target_.norm, .eps = target_.eps, .unit_offset = target_.unit_offset});
+      arena_.release(mark);
+    } else {
+      gather_rows(ctx_, {target_state, last, b.target_source});
+    }
   }
 
   // [hidden | e] of the supervised slots.

@@ -20,12 +20,6 @@ const CpuPacking& packing(const Weight& w) {
   return *p;
 }
 
-namespace {
-// Weights with more elements are multiplied with many rows at once in a backward (heads): packing them on the way costs little
-// there, and a copy of them much memory.
-constexpr int64_t kPackedForGradient = 16 << 20;
-}  // namespace
-
 void input_gradient(Machine& m, int64_t rows, const Weight& w, MatRef dy, MatOut dx, bool add) {
   DS_ASSERT(w.needs_input_gradient, "a weight [{}, {}] was not packed for input gradients", w.out(), w.in());
   if (const PackedB& b = packing(w).backward; b.data != nullptr)

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstring>
 #include <map>
+#include <tuple>
 
 #include "model/backend_access.h"
 #include "model/backends.h"
@@ -14,19 +15,20 @@ namespace {
 constexpr int64_t kSpacing =
     int64_t{1} << 44;  // 16 TiB between allocations: half a million of them fit into an address
 
-void add(PlanCounts& to, const PlanCounts& c) {
-  to.flops += c.flops;
-  to.bytes_read += c.bytes_read;
-  to.bytes_written += c.bytes_written;
-  to.calls += c.calls;
-}
-
 struct Ledger {
   PlanCounts total;
   std::map<std::string, PlanCounts> by_operator;
-  void count(const char* name, const PlanCounts& c) {
-    add(total, c);
-    add(by_operator[name], c);
+  std::map<std::tuple<Part, bool, Work>, PlanCounts> by_entry;
+  std::map<std::tuple<std::string, int64_t, int64_t, int64_t>, int64_t> by_product;  // form, n, k, m -> calls
+  void count(const char* name, const std::vector<PlanEntry>& entries) {
+    for (const PlanEntry& e : entries) {
+      total.add(e.counts);
+      by_operator[name].add(e.counts);
+      by_entry[{e.label.part, e.label.backward, e.work}].add(e.counts);
+    }
+  }
+  void count(const std::vector<PlanProduct>& products) {
+    for (const PlanProduct& p : products) by_product[{p.form, p.n, p.k, p.m}] += p.calls;
   }
 };
 
@@ -57,13 +59,13 @@ class PlanDevice final : public Device {
   Event upload(Queue, const Tensor& dst, const ConstHostMatrix& src) override {
     DS_ASSERT(dst.rows == src.rows && dst.cols == src.cols, "upload of [{}, {}] to [{}, {}]", src.rows, src.cols,
               dst.rows, dst.cols);
-    ledger_.count("upload", {0, 0, static_cast<double>(dst.size() * dtype_bytes(src.dtype)), 1});
+    transfer("upload", {0, 0, static_cast<double>(dst.size() * dtype_bytes(src.dtype)), 1});
     return {};
   }
   Event download(Queue, const HostMatrix& dst, const Tensor& src) override {
     DS_ASSERT(dst.rows == src.rows && dst.cols == src.cols, "download of [{}, {}] to [{}, {}]", src.rows, src.cols,
               dst.rows, dst.cols);
-    ledger_.count("download", {0, static_cast<double>(src.size() * dtype_bytes(dst.dtype)), 0, 1});
+    transfer("download", {0, static_cast<double>(src.size() * dtype_bytes(dst.dtype)), 0, 1});
     for (int64_t i = 0; i < dst.rows; ++i)
       std::memset(static_cast<char*>(dst.data) + i * dst.stride * dtype_bytes(dst.dtype), 0,
                   static_cast<size_t>(dst.cols * dtype_bytes(dst.dtype)));
@@ -76,6 +78,7 @@ class PlanDevice final : public Device {
   int64_t allocated_bytes() const { return allocated_; }
 
  private:
+  void transfer(const char* name, const PlanCounts& c) { ledger_.count(name, {{{Part::upload, false}, Work::upload, c}}); }
   static uintptr_t next_address(Address a) { return reinterpret_cast<uintptr_t>(BackendAccess::raw(a)); }
   DType act_, acc_;
   Ledger& ledger_;
@@ -86,13 +89,33 @@ class PlanDevice final : public Device {
 class PlanOps final : public Ops {
  public:
   explicit PlanOps(Ledger& ledger) : ledger_(ledger) {}
-#define DS_IMPLEMENT(name, Args) \
-  void name(Context&, const Args& a) override { ledger_.count(#name, plan::cost(a)); }
+#define DS_IMPLEMENT(name, Args)                             \
+  void name(Context& ctx, const Args& a) override {          \
+    ledger_.count(#name, plan::entries(a, ctx.label()));     \
+    ledger_.count(plan::products(a));                        \
+    remember(a);                                             \
+  }
   DS_OPS(DS_IMPLEMENT)
 #undef DS_IMPLEMENT
 
+  int64_t packed_bytes() const {
+    int64_t sum = 0;
+    for (const auto& [address, bytes] : packed_) sum += bytes;
+    return sum;
+  }
+
  private:
+  template <typename Args>
+  void remember(const Args&) {}
+  void remember(const Refresh& a) {
+    const Weight& w = *a.w;
+    // Two weights may share their first byte (a head and its own left columns).
+    packed_[{reinterpret_cast<uintptr_t>(BackendAccess::raw(w.value.data)), w.in()}] =
+        plan::packed_bytes(w);
+  }
+
   Ledger& ledger_;
+  std::map<std::pair<uintptr_t, int64_t>, int64_t> packed_;
 };
 
 DType act_of(Precision p) {
@@ -121,8 +144,19 @@ class Plan final : public PlanBackend {
   }
   const PlanCounts& counts() const override { return ledger_.total; }
   const std::map<std::string, PlanCounts>& by_operator() const override { return ledger_.by_operator; }
+  std::vector<PlanEntry> entries() const override {
+    std::vector<PlanEntry> all;
+    for (const auto& [key, counts] : ledger_.by_entry) all.push_back({{std::get<0>(key), std::get<1>(key)}, std::get<2>(key), counts});
+    return all;
+  }
+  std::vector<PlanProduct> products() const override {
+    std::vector<PlanProduct> all;
+    for (const auto& [key, calls] : ledger_.by_product) all.push_back({std::get<0>(key), std::get<3>(key), std::get<1>(key), std::get<2>(key), calls});
+    return all;
+  }
   void reset_counts() override { ledger_ = {}; }
   int64_t allocated_bytes() const override { return device_.allocated_bytes(); }
+  int64_t packed_bytes() const override { return ops_.packed_bytes(); }
 
  private:
   Ledger ledger_;

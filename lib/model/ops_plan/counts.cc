@@ -32,8 +32,10 @@ double size(const Tensor& t) { return static_cast<double>(t.size()); }
 
 // Keys that the slots of all anchors see together: see the header.
 double anchor_keys(const AnchorRule& rule, int64_t anchors, int64_t context_rows) {
-  double context = static_cast<double>(context_rows) / 2, block = static_cast<double>(rule.block);
-  if (rule.window > 0) context = std::min(context, static_cast<double>(rule.window));
+  const auto rows = static_cast<double>(context_rows), window = static_cast<double>(rule.window);
+  double block = static_cast<double>(rule.block);
+  // The mean of min(row, window) over the rows.
+  const double context = rule.window > 0 && window < rows ? window - window * window / (2 * rows) : rows / 2;
   if (rule.causal_in_block) block = (block + 1) / 2;
   return static_cast<double>(anchors * rule.block) * (context + block);
 }
@@ -65,11 +67,15 @@ PlanCounts cost(const LinearDw& a) {
   return written(counted(product(a.dy.rows, a.dy.cols, a.x.cols), {a.dy, a.x}, {}), a.write, {a.dw});
 }
 
-// One packing for the forward product, one more for the input gradient.
+// One packing for the forward product, one more for the input gradient, each from the value.
 PlanCounts cost(const Refresh& a) {
-  PlanCounts c = counted(0, {a.w->value}, {a.w->value});
-  if (a.w->needs_input_gradient) c.bytes_written += bytes(a.w->value);
-  return c;
+  const auto packed = static_cast<double>(packed_bytes(*a.w));
+  return {0, packed, packed, 1};
+}
+
+int64_t packed_bytes(const Weight& w) {
+  const int64_t one = w.value.size() * dtype_bytes(w.value.dtype);
+  return (w.first_columns_of ? 0 : one) + (w.needs_input_gradient && w.value.size() <= kPackedForGradient ? one : 0);
 }
 
 PlanCounts cost(const AddBias& a) { return counted(size(a.y), {a.y, a.bias}, {a.y}); }
@@ -131,30 +137,56 @@ PlanCounts cost(const CacheAttention& a) {
   return c;
 }
 
-PlanCounts cost(const VocabLoss& a) {
+// Chunk by chunk: the target's logits, the draft's, their sweeps, and the gradient's products back. Logits are memory: written by
+// their product, read by the sweeps (a row stays in a cache from one sweep to the next; a target's row is read once for its own
+// normaliser and once a slot), the gradient written in their place and read by each product back. The products of [hidden | e] are
+// booked by columns: hidden's to the vocabulary, e's to the Markov head.
+std::vector<PlanEntry> entries(const VocabLoss& a, Label) {
   const int64_t vocab = a.head->out(), cols = a.joint.cols;
-  PlanCounts c;
-  c.calls = 1;
-  double slots = 0, rows = 0;
-  for (const LossChunk& k : a.chunks) {
-    c.flops += product(k.slots, vocab, cols) + product(k.rows, vocab, a.target_head->in());
-    c.bytes_read += bytes(a.head->value) + bytes(a.target_head->value);
-    if (a.backward) {
-      c.flops += product(k.slots, vocab, cols) + (a.d_head ? product(k.slots, vocab, a.d_head.cols) : 0);
-      c.bytes_read += bytes(a.head->value) + bytes(a.d_head);
-      c.bytes_written += bytes(a.d_head);
-    }
-    slots += static_cast<double>(k.slots);
-    rows += static_cast<double>(k.rows);
+  const double v = static_cast<double>(vocab), acc = static_cast<double>(dtype_bytes(a.slot_out.dtype)), act = static_cast<double>(dtype_bytes(a.joint.dtype));
+  const double chunks = static_cast<double>(std::count_if(a.chunks.begin(), a.chunks.end(), [](const LossChunk& c) { return c.slots > 0; }));
+  int64_t n_slots = 0, n_rows = 0;
+  for (const LossChunk& c : a.chunks) n_slots += c.slots, n_rows += c.rows;
+  const auto slots = static_cast<double>(n_slots), rows = static_cast<double>(n_rows);
+  std::vector<PlanEntry> all;
+  // `e_cols` of `of` columns are the Markov head's.
+  const auto product_entries = [&](bool backward, Work work, int64_t e_cols, int64_t of, const PlanCounts& c) {
+    const double share = of > 0 ? static_cast<double>(e_cols) / static_cast<double>(of) : 0;
+    const auto part = [&](Part p, double s, int64_t calls) {
+      if (s > 0) all.push_back({{p, backward}, work, {s * c.flops, s * c.bytes_read, s * c.bytes_written, calls}});
+    };
+    part(Part::draft_vocab, 1 - share, c.calls);
+    part(Part::markov, share, 0);
+  };
+  const int64_t e_cols = cols - a.hidden_cols;
+  // Normalisers take exp, add and max a logit; the sums about ten operations for tv, acceptance and ce, six more for each further term;
+  // the gradient ten.
+  double sums = 10;
+  for (const Term t : {kKl, kRkl, kJsd, kNla, kLk}) sums += a.coef[t] != 0 ? 6 : 0;
+
+  all.push_back({{Part::target_vocab, false}, Work::product,
+                 {product(n_rows, vocab, a.target_head->in()), bytes(a.target_state) + chunks * bytes(a.target_head->value), rows * v * acc, 1}});
+  all.push_back({{Part::target_vocab, false}, Work::logits, {3 * rows * v, rows * v * acc, 0, 0}});
+  product_entries(false, Work::product, e_cols, cols, {product(n_slots, vocab, cols), bytes(a.joint) + chunks * bytes(a.head->value), slots * v * acc, 0});
+  all.push_back({{Part::draft_vocab, false}, Work::logits,
+                 {(3 + sums) * slots * v, 2 * slots * v * acc + bytes({a.target_row, a.label, a.weight, a.conf_weight, a.conf_w, a.conf_e}), bytes(a.slot_out), 0}});
+  if (!a.backward) return all;
+  const double gradient = slots * v * act;
+  all.push_back({{Part::draft_vocab, true}, Work::logits, {10 * slots * v, bytes({a.conf_w, a.conf_e}), gradient + bytes({a.d_conf_e, a.d_conf_w, a.d_conf_b}), 0}});
+  product_entries(true, Work::product, e_cols, cols, {product(n_slots, vocab, cols), gradient + chunks * bytes(a.head->value), bytes(a.d_joint), 0});
+  if (a.d_head) {
+    const double reads = std::max(0.0, chunks - (a.write_dw == Write::overwrite ? 1 : 0));  // chunks that add
+    product_entries(true, Work::gradient_product, std::min(e_cols, a.d_head.cols), a.d_head.cols,
+                    {product(n_slots, vocab, a.d_head.cols), gradient + slots * static_cast<double>(a.d_head.cols) * act + reads * bytes(a.d_head),
+                     std::max(1.0, chunks) * bytes(a.d_head), 0});
   }
-  // Sweeps: normalisers (exp, add, max) of both sides, then about ten a logit for tv, acceptance and ce, six more for
-  // each further term, ten for the gradient.
-  double sweep = 3 + 10 + (a.backward ? 10 : 0);
-  for (const Term t : {kKl, kRkl, kJsd, kNla, kLk}) sweep += a.coef[t] != 0 ? 6 : 0;
-  c.flops += static_cast<double>(vocab) * (slots * sweep + rows * 3);
-  c.bytes_read += bytes({a.joint, a.target_state, a.target_row, a.label, a.weight, a.conf_weight, a.conf_w, a.conf_e});
-  c.bytes_written += bytes(a.slot_out) + (a.backward ? bytes({a.d_joint, a.d_conf_e, a.d_conf_w, a.d_conf_b}) : 0);
-  return c;
+  return all;
+}
+
+PlanCounts cost(const VocabLoss& a) {
+  PlanCounts sum;
+  for (const PlanEntry& e : entries(a, {})) sum.add(e.counts);
+  return sum;
 }
 
 PlanCounts cost(const SumSquares& a) { return counted(2 * size(a.grad), {a.grad}, {a.sum}); }
@@ -163,10 +195,10 @@ PlanCounts cost(const AdamW& a) {
   return counted(15 * size(a.master), {a.master, a.m, a.v, a.grad, a.scalars}, {a.master, a.m, a.v, a.value});
 }
 
+// Products counted in full, X X^T and G G^T too: a backend that leaves their mirrored half out does about three quarters.
 PlanCounts cost(const Muon& a) {
   const int64_t m = std::min(a.master.rows, a.master.cols), n = std::max(a.master.rows, a.master.cols);
-  // Gram matrices are symmetric: half of the products X X^T and G G^T.
-  const double iteration = product(m, m, n) / 2 + product(m, m, m) / 2 + product(m, n, m);
+  const double iteration = product(m, m, n) + product(m, m, m) + product(m, n, m);
   return counted(a.iterations * iteration + 15 * size(a.master), {a.master, a.buf, a.grad, a.scalars}, {a.master, a.buf, a.value});
 }
 
@@ -176,6 +208,25 @@ PlanCounts cost(const SampleTokens& a) {
 }
 PlanCounts cost(const VerifyBlock& a) {
   return counted(4 * size(a.work), {a.draft_ids, a.draft_probs, a.map, a.target_probs, a.uniform}, {a.result, a.work});
+}
+
+// ---- products ----
+
+std::vector<PlanProduct> products(const Linear& a) { return {{"packed", a.x.rows, a.w->out(), a.w->in(), 1}}; }
+std::vector<PlanProduct> products(const LinearDx& a) { return {{"packed", a.dy.rows, a.w->in(), a.w->out(), 1}}; }
+std::vector<PlanProduct> products(const LinearDw& a) { return {{"tn", a.dw.rows, a.dw.cols, a.x.rows, 1}}; }
+std::vector<PlanProduct> products(const VocabLoss& a) {
+  std::vector<PlanProduct> all;
+  const int64_t vocab = a.head->out(), cols = a.joint.cols;
+  for (const LossChunk& c : a.chunks) {
+    if (c.slots == 0) continue;
+    all.push_back({"packed", c.rows, vocab, a.target_head->in(), 1});
+    all.push_back({"packed", c.slots, vocab, cols, 1});
+    if (!a.backward) continue;
+    all.push_back({"packed", c.slots, cols, vocab, 1});
+    if (a.d_head) all.push_back({"tn", vocab, a.d_head.cols, c.slots, 1});
+  }
+  return all;
 }
 
 }  // namespace dspark::model::plan

@@ -1,0 +1,36 @@
+// Times every operator call of real steps and predicts it from a machine's rates: what each part takes beside what was expected.
+//
+//   TimedBackend timed(backend, machine);   build the model on timed.context() and run a step;   timed.rows();
+// Each call is waited for, so on a device with queues the step itself is slower than usual.
+#pragma once
+
+#include <map>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "job/predict.h"
+#include "model/ops.h"
+
+namespace dspark::job {
+
+struct PartTime {
+  std::string name;
+  double measured = 0, predicted = 0;  // seconds
+};
+
+class TimedBackend {
+ public:
+  TimedBackend(model::Context& inner, const Machine& machine);
+  ~TimedBackend();
+  model::Context& context();
+  void reset();
+  // By part and direction, the optimizer by kind of work; the loss head is one operator and one line.
+  std::vector<PartTime> rows() const;
+
+ private:
+  struct Impl;
+  std::unique_ptr<Impl> impl_;
+};
+
+}  // namespace dspark::job
