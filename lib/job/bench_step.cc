@@ -128,6 +128,7 @@ BenchStepResult bench_step(const BenchStepOptions& o) {
     out.slots = m.slots;
     compute.push_back(t1 - t0), update.push_back(t2 - t1), whole.push_back(t2 - t0);
   }
+  if (c.own_embeddings()) ctx.free(target.head.value);
   out.step_seconds = median(whole), out.forward_backward_seconds = median(compute), out.optimizer_seconds = median(update);
   out.peak_rss_bytes = peak_rss_bytes();
   out.predicted_step_seconds = predicted.step, out.predicted_forward_backward_seconds = predicted.forward_backward, out.predicted_optimizer_seconds = predicted.optimizer;
