@@ -70,7 +70,8 @@ void logits(Probe& p) {
   a.weight = a.conf_weight = ones, a.scale = scale;
   a.coef[kCe] = 0.1, a.coef[kTv] = 1.8;
   a.hidden_cols = kWidth;
-  a.chunks = {{0, kSlots, 0, kSlots}};
+  static constexpr LossChunk kWhole{0, kSlots, 0, kSlots};
+  a.chunks = {&kWhole, 1};
   a.slot_out = p.empty(acc, kSlots, kSlotOutCols), a.d_joint = p.empty(acc, kSlots, kWidth);
   a.work = p.empty(DType::u8, 1, vocab_loss_work(p.ctx, kSlots, kSlots, kVocab, kWidth));
   const Tensor plain = p.empty(acc, kSlots, kVocab), gradient = p.act(kSlots, kVocab, 0.01f);
