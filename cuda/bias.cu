@@ -31,9 +31,13 @@ DS_KERNEL void DS_THREADS(kBlock) column_sum_kernel(Matrix sum, Matrix a, Matrix
       if (b) {
         float w[kChunk];
         load_chunk(w, b, row, col);
+        DS_UNROLL
+        for (int i = 0; i < kChunk; ++i) v[i] *= w[i];
+      }
+      if (scale != nullptr) {
         const float s = load(scale + row);
         DS_UNROLL
-        for (int i = 0; i < kChunk; ++i) v[i] *= w[i] * s;
+        for (int i = 0; i < kChunk; ++i) v[i] *= s;
       }
       DS_UNROLL
       for (int i = 0; i < kChunk; ++i) total[i] += v[i];

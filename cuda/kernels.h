@@ -41,7 +41,7 @@ void scatter_add_rows(Stream stream, Matrix d_table, Matrix d_rows, const int32_
 
 // bias.cu
 void add_bias(Stream stream, Matrix y, Matrix bias);
-// sum[c] (+)= sum over r of a[r, c], times b[r, c] * scale[r] when b is given. fp32, in an order that depends on the rows only.
+// sum[c] (+)= sum over r of a[r, c], times b[r, c] where b is given and scale[r] where scale is. fp32, in an order that depends on the rows only.
 void column_sum(Stream stream, Matrix sum, Matrix a, Matrix b, const float* scale, bool add);
 
 // add_rmsnorm.cu
@@ -104,5 +104,54 @@ struct AdamWStep {
   float beta1 = 0, one_minus_beta1 = 0, beta2 = 0, one_minus_beta2 = 0, eps = 0;
 };
 void adamw(Stream stream, const AdamWStep& a);
+
+// muon.cu: the parts of a step, in the order of cuda/muon.cc. x is [m, n], m the smaller side; the others have the weight's shape.
+struct MuonStep {
+  Matrix master, buf, grad, value, x;
+  const float* scalars = nullptr;
+  double lr_factor = 1, weight_decay = 0, size = 1;
+  float keep = 0, fresh = 0;  // momentum, 1 - momentum
+};
+void muon_momentum(Stream stream, const MuonStep& a);
+void muon_round(Stream stream, Matrix rounded, Matrix x, const float* squares);
+void muon_split(Stream stream, Matrix poly, Matrix gram, float* diagonal);
+void muon_poly(Stream stream, Matrix poly, Matrix gram, Matrix square, const float* diagonal, float* factor, float a, float b, float c);
+void scale_rows(Stream stream, Matrix x, const float* factor);
+void muon_apply(Stream stream, const MuonStep& a);
+
+// vocab_loss.cu: the parts of a chunk, in the order of cuda/vocab_loss.cc. Columns of slot_out: model::Term and model::SlotOut.
+enum LossColumn : int {
+  kLossCe, kLossTv, kLossKl, kLossRkl, kLossJsd, kLossNla, kLossLk, kLossConf,
+  kLossAccept, kLossConfLogit, kLossDraftTop, kLossTargetTop, kLossWeight, kLossConfWeight
+};
+// What is known of a row of logits; the last three of a slot's only.
+struct LogitRow {
+  double sum, log_norm;  // of exp(logit - top); log sum exp
+  float top;
+  int32_t arg;
+  float label_logit, weight;
+  int32_t label, unused;
+};
+// One chunk; arrays begin at its first slot.
+struct LossChunkArgs {
+  Matrix draft, target;  // logits [slots, V], [rows, V]
+  LogitRow *draft_rows = nullptr, *target_rows = nullptr;
+  const int32_t *target_row = nullptr, *label = nullptr, *block_of = nullptr;
+  const float *weight = nullptr, *conf_weight = nullptr, *scale = nullptr;
+  int64_t row0 = 0;
+  float* slot_out = nullptr;
+  int64_t slot_stride = 0;
+  Matrix conf_w, conf_w_e, joint_hidden, conf_e;  // conf_w_e, conf_e empty without Markov columns
+  const float* conf_b = nullptr;
+  double coef[8] = {}, dpace_alpha = 0;
+  bool label_from_target = false, backward = false, half_gradient = false;
+};
+void loss_stats(Stream stream, Matrix logits, LogitRow* out);
+void loss_labels(Stream stream, const LossChunkArgs& a);
+void loss_dpace(Stream stream, const LossChunkArgs& a, bool confidence);
+void loss_slots(Stream stream, const LossChunkArgs& a);
+void loss_conf_logits(Stream stream, float* d_logit, const float* slot_out, int64_t slot_stride, int64_t slots, const float* scale, double coef);
+// y[s] += d[s] w.
+void add_outer(Stream stream, Matrix y, const float* d, Matrix w);
 
 }  // namespace dspark::cuda

@@ -3,6 +3,7 @@
 
 #include "core/error.h"
 #include "cuda/backend.h"
+#include "cuda/matrices.h"
 #include "model/backend_access.h"
 
 namespace dspark::cuda {
@@ -16,15 +17,6 @@ static_assert(same(kStepLr, kLr) && same(kStepGradScale, kGradScale) && same(kSt
               same(kStepBias2, kBias2) && same(kStepGradNorm, kGradNorm) && same(kStepClip, kClip) && same(kStepFinite, kFinite));
 
 constexpr int64_t kWorkspaceBytes = 32 << 20;  // what cuBLASLt may ask for
-
-// An empty tensor stays empty. i32 matrices pass as fp32 where they are only moved.
-Matrix mat(const Tensor& t) {
-  if (!t) return {};
-  const int64_t bytes = dtype_bytes(t.dtype);
-  DS_REQUIRE(t.dtype == DType::bf16 || t.dtype == DType::f32 || t.dtype == DType::i32, "the cuda backend has no kernels for {}", dtype_name(t.dtype));
-  void* p = BackendAccess::raw(t.data);
-  return {p, t.rows, t.cols, t.stride, bytes == 2, reinterpret_cast<uintptr_t>(p) % 16 == 0 && (t.rows <= 1 || t.stride * bytes % 16 == 0)};
-}
 
 uint64_t pattern_of(DType t, double value) {
   switch (t) {
@@ -137,8 +129,6 @@ void CudaOps::adamw(Context&, const AdamW& a) {
 DS_NOT_YET(anchor_attention, AnchorAttention)
 DS_NOT_YET(anchor_attention_backward, AnchorAttentionBackward)
 DS_NOT_YET(cache_attention, CacheAttention)
-DS_NOT_YET(vocab_loss, VocabLoss)
-DS_NOT_YET(muon, Muon)
 DS_NOT_YET(token_probs, TokenProbs)
 DS_NOT_YET(sample_tokens, SampleTokens)
 DS_NOT_YET(verify_block, VerifyBlock)
