@@ -9,10 +9,12 @@
 
 #define DS_KERNEL __global__
 #define DS_DEVICE __device__ __forceinline__
-#define DS_BOTH __host__ __device__ inline
+#define DS_DEVICE_CALL __device__ __noinline__
 #define DS_UNROLL _Pragma("unroll")
 // At most this many threads a block: lets the compiler use the registers that leaves.
 #define DS_THREADS(n) __launch_bounds__(n)
+// The same for a kernel whose accumulators need the registers more than it needs a second block on its multiprocessor.
+#define DS_THREADS_ALONE(n) __launch_bounds__(n, 1)
 
 namespace dspark::cuda {
 

@@ -154,4 +154,19 @@ void loss_conf_logits(Stream stream, float* d_logit, const float* slot_out, int6
 // y[s] += d[s] w.
 void add_outer(Stream stream, Matrix y, const float* d, Matrix w);
 
+// anchor_attention.cu, anchor_attention_backward.cu. Matrices: heads of head_dim (at most kMaxHeadDim) columns side by side.
+constexpr int kMaxHeadDim = 128;
+struct AnchorArgs {
+  Matrix out, lse, q, k_ctx, v_ctx, k_block, v_block;
+  Matrix d_out, d_q, d_k_ctx, d_v_ctx, d_k_block, d_v_block;  // of the backward
+  float* delta = nullptr;                                     // [query rows, heads]: sums of d_out * out
+  const int32_t *anchor_row = nullptr, *doc_start = nullptr;
+  int anchors = 0, block = 0, heads = 0, kv_heads = 0, head_dim = 0, window = 0;
+  bool causal = false, by_anchor = false;
+  bool in_bf16 = false;  // tensor cores in bf16; else fp32 products
+  float scale = 1;
+};
+void anchor_attention(Stream stream, const AnchorArgs& a);
+void anchor_attention_backward(Stream stream, const AnchorArgs& a);
+
 }  // namespace dspark::cuda

@@ -126,8 +126,6 @@ void CudaOps::adamw(Context&, const AdamW& a) {
 
 #define DS_NOT_YET(name, Args) \
   void CudaOps::name(Context&, const Args&) { fail("the cuda backend has no {} yet; use --device cpu", #name); }
-DS_NOT_YET(anchor_attention, AnchorAttention)
-DS_NOT_YET(anchor_attention_backward, AnchorAttentionBackward)
 DS_NOT_YET(cache_attention, CacheAttention)
 DS_NOT_YET(token_probs, TokenProbs)
 DS_NOT_YET(sample_tokens, SampleTokens)

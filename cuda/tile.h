@@ -75,8 +75,9 @@ struct Mma<float> {
   DS_DEVICE static void from_c(A& a, const float (&left)[4], const float (&right)[4]) {
     for (int i = 0; i < 4; ++i) a.v[i] = left[i], a.v[4 + i] = right[i];
   }
-  // A(row, k) and B(k, col) come from the lanes that hold them, k ascending.
-  DS_DEVICE static void mma(float (&c)[4], const A& a, const B& b) {
+  // A(row, k) and B(k, col) come from the lanes that hold them, k ascending. Called, not inlined: what it is for is checking, and 64
+  // shuffles in each of a kernel's products would keep the compiler busy for minutes.
+  DS_DEVICE_CALL static void mma(float (&c)[4], const A& a, const B& b) {
     const int g = lane() / 4, t = lane() % 4;
     DS_UNROLL
     for (int k = 0; k < 16; ++k) {

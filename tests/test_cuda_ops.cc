@@ -23,7 +23,7 @@ using model::Queue;
 using model::Tensor;
 
 // Operators that are still to come; the table's cases of the same name are left out.
-const std::set<std::string> kMissing = {"anchor_attention", "cache_attention", "token_probs", "sample_tokens", "verify_block"};
+const std::set<std::string> kMissing = {"cache_attention", "token_probs", "sample_tokens", "verify_block"};
 
 std::unique_ptr<model::Backend> cuda_backend(Precision precision = Precision::bf16, const std::string& device = "cuda") {
   model::BackendOptions options;
@@ -120,8 +120,6 @@ TEST_CASE("operators that the cuda backend lacks say so", "[cuda]") {
     CHECK_THROWS_WITH(call(backend->context().ops(), backend->context(), args), Catch::Equals("the cuda backend has no " + name + " yet; use --device cpu"));
   };
 #define DS_SAYS(name, Args) says(model::Args{}, [](model::Ops& ops, Context& ctx, const model::Args& a) { ops.name(ctx, a); }, #name);
-  DS_SAYS(anchor_attention, AnchorAttention)
-  DS_SAYS(anchor_attention_backward, AnchorAttentionBackward)
   DS_SAYS(cache_attention, CacheAttention)
   DS_SAYS(token_probs, TokenProbs)
   DS_SAYS(sample_tokens, SampleTokens)

@@ -1,5 +1,7 @@
 #!/usr/bin/env python3
-"""Registers and spills of every kernel, from what ptxas said: report.py FOLDER of *.o.log. Exit code 1 when one spills."""
+"""Registers and spills of every kernel, from what ptxas said: report.py FOLDER of *.o.log. Exit code 1 when one spills.
+
+Tile kernels in fp32 (<float, ...>) are for checking and may: their products are calls, which save registers."""
 import glob
 import os
 import re
@@ -32,7 +34,7 @@ for ((file, _), by_arch), name in zip(kernels.items(), short):
     cells = ""
     for a in order:
         registers, spilled, stack = by_arch.get(a, (0, 0, 0))
-        spills += spilled > 0
+        spills += spilled > 0 and "<float," not in name
         cells += f"{str(registers) + (f' ({spilled})' if spilled else '') + (f' +{stack}' if stack and not spilled else ''):>12}"
     print(f"{file + ': ' + name:48}{cells}")
 print(f"{len(kernels)} kernels, {len(order)} architectures, {spills} with spills")

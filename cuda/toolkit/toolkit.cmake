@@ -15,7 +15,7 @@ get_filename_component(DS_CUDA_HOME ${DS_NVCC} REALPATH)
 get_filename_component(DS_CUDA_HOME ${DS_CUDA_HOME}/../.. ABSOLUTE)
 find_library(DS_CUDART NAMES libcudart_static.a PATHS ${DS_CUDA_HOME}/lib64 ${DS_CUDA_HOME}/lib ${DS_CUDA_HOME}/targets/x86_64-linux/lib ${DS_CUDA_HOME}/targets/sbsa-linux/lib NO_DEFAULT_PATH REQUIRED)
 
-set(DS_NVCC_FLAGS -std=c++20 -O3 --expt-relaxed-constexpr -Werror all-warnings -Xptxas -v,-warn-spills -Xcompiler=-Wall,-Wextra,-Werror,-Wno-unused-parameter
+set(DS_NVCC_FLAGS -std=c++20 -O3 --expt-relaxed-constexpr -Werror all-warnings -Xptxas -v -Xcompiler=-Wall,-Wextra,-Werror,-Wno-unused-parameter
     -I${CMAKE_SOURCE_DIR} -I${CMAKE_SOURCE_DIR}/lib)
 foreach(arch ${DSPARK_CUDA_ARCHITECTURES})
   list(APPEND DS_NVCC_FLAGS -gencode arch=compute_${arch},code=sm_${arch})

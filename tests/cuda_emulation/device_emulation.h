@@ -15,9 +15,10 @@
 
 #define DS_KERNEL
 #define DS_DEVICE inline
-#define DS_BOTH inline
+#define DS_DEVICE_CALL inline
 #define DS_UNROLL
 #define DS_THREADS(n)
+#define DS_THREADS_ALONE(n)
 
 namespace dspark::cuda {
 
