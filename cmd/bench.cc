@@ -60,7 +60,7 @@ void add_bench(CLI::App& app) {
   sub->add_option("--tokens", o->step.tokens, "of the row (0: the shape's)")->capture_default_str()->check(not_negative())->group(group);
   sub->add_option("--anchors", o->step.anchors, "blocks in the row (0: the shape's)")->capture_default_str()->check(not_negative())->group(group);
   sub->add_option("--precision", o->step.precision, "bf16 or fp32")->capture_default_str()->group(group);
-  sub->add_option("--chunk-slots", o->chunk_slots, "slots whose logits are held at once; several for loss (128,512,2048), one for step (512)")->delimiter(',')->check(positive())->group(group);
+  sub->add_option("--chunk-slots", o->chunk_slots, "slots whose logits are held at once; several for loss (128,512,2048), one for step (256)")->delimiter(',')->check(positive())->group(group);
   sub->add_option("--steps", o->step.steps, "measured, after one to warm up")->capture_default_str()->check(positive())->group(group);
   sub->add_option("--optimizer", o->step.optimizer, "step: adamw or muon")->capture_default_str()->group(group);
   sub->add_flag("--parts", o->step.parts, "step: time every operator, by part, beside its prediction")->group(group);

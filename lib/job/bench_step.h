@@ -18,7 +18,7 @@ struct BenchStepOptions {
   int64_t tokens = 0, anchors = 0;  // 0: the shape's
   std::string optimizer = "adamw", precision = "bf16", kernel = "auto";
   int threads = 0, steps = 5;
-  int64_t chunk_slots = 512;
+  int64_t chunk_slots = 256;
   bool parts = false;  // time every operator, and wait for it
 };
 

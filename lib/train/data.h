@@ -91,7 +91,7 @@ struct StepBatch {
 struct PackOptions {
   int64_t row_tokens = 1024;
   int64_t anchors = 512;     // a document
-  int64_t chunk_slots = 512;
+  int64_t chunk_slots = 256;
   double gamma = 4;
   uint64_t seed = 0;
   model::SlotRule slots = model::SlotRule::label_prefix;
