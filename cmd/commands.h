@@ -17,6 +17,12 @@ void add_bench(CLI::App& app);
 CLI::Validator not_negative();
 CLI::Validator positive();
 
+// What the command line and its --config file say together: the file's options, but those that the command line has, as further
+// arguments. Keys are the long names of the flags, at the top or in a section named after the subcommand. Throws (exit 2) on a
+// file that cannot be read and on a key that the subcommand does not have.
+std::vector<std::string> with_config(CLI::App& app, int argc, char** argv);
+// Options whose default is a number take finite ones only.
+void check_numbers(CLI::App& sub);
 // --threads, --device, --precision, --cpu-kernel, --seed, --json, --dry-run, --log-level, --config.
 void add_common(CLI::App& sub, job::CommonOptions& options);
 

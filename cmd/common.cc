@@ -31,7 +31,7 @@ void add_common(CLI::App& sub, job::CommonOptions& o) {
   const char* group = "Common";
   sub.add_option("--device", o.device, "auto, cpu or cuda[:N]")->capture_default_str()->group(group);
   sub.add_option("--precision", o.precision, "bf16, fp32, or fp64 (the scalar reference: exact and slow)")->capture_default_str()->group(group);
-  sub.add_option("--threads", o.threads, "worker threads (0: all usable cores); results do not depend on it")->capture_default_str()->check(not_negative())->group(group);
+  sub.add_option("--threads", o.threads, "worker threads (0: all usable cores); results do not depend on it")->capture_default_str()->check(CLI::Range(0, 1024))->group(group);
   sub.add_option("--cpu-kernel", o.cpu_kernel, "matrix kernel: auto, base, avx2, avx512, avx512bf16, amx")->capture_default_str()->group(group);
   sub.add_option("--seed", o.seed, "of every random number")->capture_default_str()->group(group);
   sub.add_option("--json", o.json, "machine-readable result into FILE, or - for stdout")->type_name("FILE|-")->group(group);
@@ -47,8 +47,7 @@ void add_common(CLI::App& sub, job::CommonOptions& o) {
          "quiet, error, warn, info or debug")
       ->type_name("LEVEL")
       ->group(group);
-  sub.set_config("--config", "", "options from a TOML file, the same names as the flags")->group(group);
-  sub.allow_config_extras(CLI::config_extras_mode::error);
+  sub.add_option("--config", o.config, "options from a TOML or JSON file, the same names as the flags; the command line goes first")->type_name("FILE")->group(group);
 }
 
 }  // namespace dspark::cmd

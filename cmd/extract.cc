@@ -60,7 +60,7 @@ void add_extract(CLI::App& app) {
   sub->add_option("--max-length", e.max_length, "tokens of a row; longer rows are cut")->capture_default_str();
   sub->add_option("--max-new-tokens", e.max_new_tokens, "tokens of an answer")->capture_default_str()->check(positive());
   sub->add_option("--temperature", e.temperature, "of generated questions and answers; 0 is greedy")->capture_default_str()->check(not_negative());
-  sub->add_option("--top-p", e.top_p, "nucleus of generated text")->capture_default_str()->check(CLI::Range(0.0, 1.0));
+  sub->add_option("--top-p", e.top_p, "nucleus of generated text")->capture_default_str()->check(CLI::Range(1e-6, 1.0));
   sub->add_option("--on-length", e.on_length, "answers cut by --max-new-tokens: keep or drop")->capture_default_str();
   sub->add_option("--batch", e.batch, "sequences generated at once")->capture_default_str()->check(positive());
   sub->add_option("--codec", e.codec, "raw, zstd (lossless) or fp8 (lossy)")->capture_default_str();

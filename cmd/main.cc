@@ -1,4 +1,5 @@
 // dspark: parses the command line, calls one job, turns errors into exit codes: 0 done, 1 failed, 2 wrong usage, 75 stopped.
+#include <algorithm>
 #include <cstdio>
 #include <cstdlib>
 
@@ -30,9 +31,12 @@ int run(int argc, char** argv) {
   cmd::add_eval(app);
   cmd::add_pack(app);
   cmd::add_bench(app);
+  for (CLI::App* sub : app.get_subcommands(nullptr)) cmd::check_numbers(*sub);
   install_stop_handler();
   try {
-    app.parse(argc, argv);
+    std::vector<std::string> arguments = cmd::with_config(app, argc, argv);
+    std::reverse(arguments.begin(), arguments.end());  // as CLI11 takes them
+    app.parse(arguments);
   } catch (const CLI::ParseError& e) {
     if (e.get_exit_code() == 0) return app.exit(e);  // --help, --version
     std::string commands, where;

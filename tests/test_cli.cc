@@ -237,3 +237,48 @@ TEST_CASE("a store of another target is refused", "[cli]") {
   check_fails(dspark_run(b.train(store, out, 2, {"--taps", "0"})), 1, {"store", "1 2 3"});
   CHECK(files_below(out).empty());
 }
+
+TEST_CASE("a config file gives options from TOML and JSON, and the command line goes first", "[cli]") {
+  const Bench b(2, 4);
+  auto printed = [&](const std::string& text, const std::vector<std::string>& more = {}) {
+    std::vector<std::string> a{"train", "--print-config", "--config", b.scratch.put("config", text)};
+    a.insert(a.end(), more.begin(), more.end());
+    return dspark_run(a);
+  };
+  auto has = [](const Ran& r, const std::string& name, const std::string& value) {
+    INFO(r.describe());
+    std::istringstream in(r.out);
+    for (std::string line; std::getline(in, line);)
+      if (line.starts_with(name + " ")) return line.find(" " + value + " ") != std::string::npos;
+    return false;
+  };
+  for (const std::string text : {"lr = 0.01\nlayers = 3\nno-confidence = true\n", "[train]\nlr = 0.01\nlayers = 3\n[eval]\nlimit = 3\n",
+                                 "{\"lr\": 0.01, \"train\": {\"layers\": 3}}"}) {
+    CHECK(has(printed(text), "lr", "0.01"));
+    CHECK(has(printed(text), "layers", "3"));
+    CHECK(has(printed(text, {"--layers", "4"}), "layers", "4"));
+  }
+  check_fails(printed("bogus = 3\n"), 2, {"'bogus' is no option of 'dspark train'"});
+  check_fails(printed("[bogus]\nlr = 3\n"), 2, {"section [bogus] is no command"});
+  check_fails(printed("{\"lr\": "), 2, {"not valid JSON"});
+  check_fails(printed("{\"lr\": {\"x\": 1}}"), 2, {"[lr]"});
+  check_fails(printed("no-confidence = 3\n"), 2, {"is a flag"});
+  check_fails(dspark_run({"train", "--print-config", "--config", b.at("missing")}), 2, {"--config", "missing"});
+}
+
+TEST_CASE("numbers are finite", "[cli]") {
+  for (const char* option : {"--lr", "--weight-decay", "--epochs", "--warmup", "--decay", "--val-fraction", "--dpace", "--muon-lr"})
+    for (const char* value : {"nan", "inf", ""}) check_fails(dspark_run({"train", "--print-config", option, value}), 2, {option});
+  check_fails(dspark_run({"train", "--print-config", "--layers", "99999999999999999999"}), 2, {"--layers"});
+  for (const char* option : {"--temperature", "--top-p"}) check_fails(dspark_run({"eval", option, "nan"}), 2, {option});
+  check_fails(dspark_run({"eval", "--top-p", "0"}), 2, {"--top-p"});
+  check_fails(dspark_run({"train", "--threads", "100000"}), 2, {"--threads"});
+}
+
+TEST_CASE("a drafter that is not finite is not written, and a run that changed nothing is not done", "[cli]") {
+  const Bench b(6, 8);
+  const auto store = b.make_store();
+  check_fails(dspark_run(b.train(store, b.at("far"), 3, {"--lr", "1e17", "--warmup", "0"})), 1, {"diverged", "is not written"});
+  CHECK(!std::filesystem::exists(b.at("far") / "model.safetensors"));
+  check_fails(dspark_run(b.train(store, b.at("noisy"), 2, {"--tap-noise", "1e17", "--loss", "ce=1e17"})), 1, {"none of 2 steps changed the drafter"});
+}

@@ -19,6 +19,7 @@ struct CommonOptions {
   int threads = 0;
   uint64_t seed = 0;
   std::string json;                // "", "-" or a file
+  std::string config;              // whose options the command line already holds
   bool dry_run = false;
 };
 

@@ -1,6 +1,7 @@
 #include "model/drafter_files.h"
 
 #include <algorithm>
+#include <cmath>
 #include <numeric>
 
 #include "core/error.h"
@@ -115,6 +116,14 @@ DrafterFiles read_drafter(const fs::path& path) {
   return files;
 }
 
+namespace {
+// A drafter that is not finite proposes nothing, whoever made it: it is neither written nor loaded.
+void require_finite(const std::vector<float>& v, const std::string& name, const std::string& what) {
+  const auto bad = std::find_if(v.begin(), v.end(), [](float x) { return !std::isfinite(x); });
+  DS_REQUIRE(bad == v.end(), "{}: tensor '{}' holds {} at element {}", what, name, *bad, bad - v.begin());
+}
+}  // namespace
+
 void write_drafter(const fs::path& folder, const DrafterConfig& c, const std::vector<int32_t>& kept, const TensorValues& values,
                    const WriteOptions& options) {
   const std::string config = drafter_config_json(c, options);  // throws for what the format cannot say
@@ -143,6 +152,7 @@ void write_drafter(const fs::path& folder, const DrafterConfig& c, const std::ve
       const std::vector<float> v = values(spec.name);
       DS_ASSERT(static_cast<int64_t>(v.size()) == formats::shape_count(spec.shape, spec.name), "{}: {} values for {}", spec.name, v.size(),
                 formats::shape_text(spec.shape));
+      require_finite(v, spec.name, fmt::format("the drafter for {} is not written", folder.string()));
       std::vector<bf16> rounded(v.size());
       std::transform(v.begin(), v.end(), rounded.begin(), to_bf16);
       writer.write(spec.name, rounded);
@@ -158,6 +168,7 @@ void load_drafter(Drafter& drafter, const DrafterFiles& files, const TensorValue
     const std::vector<float> v = view ? formats::read_f32(*view) : target(p.name);
     DS_REQUIRE(static_cast<int64_t>(v.size()) == p.value.size(), "{}: tensor '{}' has {} values, expected {}", files.path.string(), p.name,
                v.size(), p.value.size());
+    require_finite(v, p.name, files.path.string());
     drafter.set(p, {v.data(), DType::f32, p.value.rows, p.value.cols, p.value.cols});
   }
   drafter.refresh();

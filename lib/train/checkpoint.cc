@@ -152,7 +152,7 @@ std::vector<FoundCheckpoint> list_checkpoints(const fs::path& out) {
     const std::string name = entry.path().filename().string();
     int64_t step = 0;
     if (!name.starts_with("step-") || std::from_chars(name.data() + 5, name.data() + name.size(), step).ec != std::errc()) continue;
-    if (fs::exists(entry.path() / "state.json")) found.push_back({entry.path(), step});
+    found.push_back({entry.path(), step});
   }
   std::sort(found.begin(), found.end(), [](const auto& a, const auto& b) { return a.step > b.step; });
   return found;

@@ -119,6 +119,7 @@ struct Trainer::Enqueued {
     }
     record.loss = record.metrics.loss(t.objective_);
     result.skipped += record.applied ? 0 : 1;
+    result.last_loss = record.loss;
     if (t.options_.on_step) t.options_.on_step(record);
   }
 
@@ -178,6 +179,9 @@ TrainerResult Trainer::run() {
   if (next.valid()) next.wait();
   finish_all(step);
   result.steps = step;
+  DS_REQUIRE(result.stopped || step == first_step_ || result.skipped < step - first_step_,
+             "none of {} steps changed the drafter: their gradients were not finite, or no slot was supervised; look at --loss, --tap-noise and --lr", step - first_step_);
+  DS_REQUIRE(result.stopped || std::isfinite(result.last_loss), "the loss of step {} is {}: the run diverged, and its drafter is not written; lower --lr or --clip", step, result.last_loss);
   const bool validated = !result.stopped && validation(step);
   if (step > last_saved || !has_checkpoint(options_.out)) save(step, validated ? &result.validation : nullptr);
   if (!result.stopped && options_.write_drafter) options_.write_drafter(options_.out);

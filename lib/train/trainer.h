@@ -42,7 +42,7 @@ struct TrainerOptions {
 
 struct TrainerResult {
   int64_t steps = 0, skipped = 0;
-  double seconds = 0;
+  double seconds = 0, last_loss = 0;  // of the last training step
   StepMetrics validation;
   bool has_validation = false, stopped = false;
   std::optional<BestCheckpoint> best;  // by validation, among the checkpoints that are kept

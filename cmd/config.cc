@@ -1,0 +1,130 @@
+// --config FILE: the file's options become arguments behind the command line's own.
+#include <cmath>
+#include <cstdlib>
+#include <nlohmann/json.hpp>
+#include <sstream>
+
+#include "commands.h"
+#include "core/error.h"
+#include "core/files.h"
+#include "core/json.h"
+
+namespace dspark::cmd {
+
+namespace {
+
+struct Entry {
+  std::string section, key;
+  std::vector<std::string> values;
+};
+
+std::string scalar(const OrderedJson& v, const std::string& key, const fs::path& path) {
+  if (v.is_string()) return v.get<std::string>();
+  if (v.is_number() || v.is_boolean()) return v.dump();
+  fail_usage("{}: '{}' is {}, expected a string, a number, true or false, or a list of them", path.string(), key, v.type_name());
+}
+
+void add_json(std::vector<Entry>& entries, const std::string& section, const OrderedJson& object, const fs::path& path) {
+  for (const auto& [key, value] : object.items()) {
+    if (value.is_object() && section.empty()) {
+      add_json(entries, key, value, path);
+      continue;
+    }
+    Entry e{section, key, {}};
+    if (value.is_array())
+      for (const auto& v : value) e.values.push_back(scalar(v, key, path));
+    else
+      e.values.push_back(scalar(value, key, path));
+    entries.push_back(std::move(e));
+  }
+}
+
+std::vector<Entry> read_entries(const fs::path& path) {
+  std::string text;
+  try {
+    text = read_text(path);
+  } catch (const Error& e) {
+    fail_usage("--config: {}", e.what());
+  }
+  std::vector<Entry> entries;
+  const size_t first = text.find_first_not_of(" \t\r\n");
+  if (first != std::string::npos && text[first] == '{') {
+    const OrderedJson json = OrderedJson::parse(text, nullptr, false);
+    if (json.is_discarded()) fail_usage("--config {}: not valid JSON", path.string());
+    add_json(entries, "", json, path);
+    return entries;
+  }
+  std::istringstream in(text);
+  try {
+    for (const CLI::ConfigItem& item : CLI::ConfigTOML().from_config(in)) {
+      if (item.name == "++" || item.name == "--") continue;  // a section's begin and end
+      entries.push_back({item.parents.empty() ? "" : item.parents.front(), item.name, item.inputs});
+    }
+  } catch (const CLI::Error& e) {
+    fail_usage("--config {}: {}", path.string(), e.what());
+  }
+  return entries;
+}
+
+CLI::App* find_command(CLI::App& app, const std::string& name) {
+  for (CLI::App* sub : app.get_subcommands([](CLI::App*) { return true; }))
+    if (sub->get_name() == name) return sub;
+  return nullptr;
+}
+
+bool on_command_line(const std::vector<std::string>& arguments, const std::string& flag) {
+  for (const auto& a : arguments)
+    if (a == flag || a.starts_with(flag + "=")) return true;
+  return false;
+}
+
+}  // namespace
+
+std::vector<std::string> with_config(CLI::App& app, int argc, char** argv) {
+  std::vector<std::string> arguments(argv + 1, argv + argc);
+  const CLI::App* sub = arguments.empty() ? nullptr : find_command(app, arguments.front());
+  fs::path path;
+  for (size_t i = 1; i < arguments.size(); ++i) {
+    if (arguments[i] == "--config" && i + 1 < arguments.size()) path = arguments[i + 1];
+    if (arguments[i].starts_with("--config=")) path = arguments[i].substr(9);
+  }
+  if (!sub || path.empty()) return arguments;
+  std::vector<std::string> more;
+  for (const Entry& e : read_entries(path)) {
+    if (!e.section.empty() && e.section != sub->get_name()) {
+      if (!find_command(app, e.section)) fail_usage("--config {}: section [{}] is no command of dspark", path.string(), e.section);
+      continue;  // another command's
+    }
+    const CLI::Option* option = sub->get_option_no_throw("--" + e.key);
+    if (!option || e.key == "config") fail_usage("--config {}: '{}' is no option of 'dspark {}'", path.string(), e.key, sub->get_name());
+    if (on_command_line(arguments, "--" + e.key)) continue;
+    if (option->get_expected_max() == 0) {  // a flag
+      if (e.values.size() != 1 || (e.values.front() != "true" && e.values.front() != "false"))
+        fail_usage("--config {}: '{}' is a flag: true or false", path.string(), e.key);
+      if (e.values.front() == "true") more.push_back("--" + e.key);
+      continue;
+    }
+    for (const auto& value : e.values) more.push_back("--" + e.key), more.push_back(value);
+  }
+  arguments.insert(arguments.end(), more.begin(), more.end());
+  return arguments;
+}
+
+void check_numbers(CLI::App& sub) {
+  const auto parses = [](const std::string& text, double& value) {
+    char* end = nullptr;
+    value = std::strtod(text.c_str(), &end);
+    return end != text.c_str() && *end == 0;
+  };
+  for (CLI::Option* option : sub.get_options()) {
+    double value = 0;
+    if (option->get_expected_max() != 1 || !parses(option->get_default_str(), value)) continue;
+    option->check([parses](const std::string& text) {
+      double v = 0;
+      if (!parses(text, v) || !std::isfinite(v)) return fmt::format("'{}' is not a finite number", text);
+      return std::fabs(v) > 1e18 ? fmt::format("{} is too large", text) : std::string();
+    });
+  }
+}
+
+}  // namespace dspark::cmd
