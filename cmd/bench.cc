@@ -3,6 +3,7 @@
 #include "commands.h"
 #include "core/error.h"
 #include "job/bench_gemm.h"
+#include "job/bench_gemm_table.h"
 #include "job/bench_loss.h"
 #include "job/bench_optimizer.h"
 #include "job/bench_step.h"
@@ -23,6 +24,7 @@ struct Options {
   std::string what, json;
   job::BenchStepOptions step;
   std::vector<int64_t> chunk_slots;
+  std::string save;
 };
 
 void step(const Options& o, job::JsonLines& json) {
@@ -55,7 +57,8 @@ void add_bench(CLI::App& app) {
   sub->add_option("--cpu-kernel", o->step.kernel, "matrix kernel")->capture_default_str();
   sub->add_option("--threads", o->step.threads, "worker threads (0: all usable cores)")->capture_default_str()->check(not_negative());
   sub->add_option("--json", o->json, "JSON lines into FILE, or - for stdout")->type_name("FILE|-");
-  const char* group = "loss, optimizer and step";
+  sub->add_option("--save", o->save, "gemm: measure every kernel at --shape's products, write the choices for --gemm-table")->type_name("FILE");
+  const char* group = "loss, optimizer, step and gemm --save";
   sub->add_option("--shape", o->step.shape, job::shape_names() + ", or a drafter's config.json")->type_name("NAME|FILE")->capture_default_str()->group(group);
   sub->add_option("--tokens", o->step.tokens, "of the row (0: the shape's)")->capture_default_str()->check(not_negative())->group(group);
   sub->add_option("--anchors", o->step.anchors, "blocks in the row (0: the shape's)")->capture_default_str()->check(not_negative())->group(group);
@@ -65,6 +68,7 @@ void add_bench(CLI::App& app) {
   sub->add_option("--optimizer", o->step.optimizer, "step: adamw or muon")->capture_default_str()->group(group);
   sub->add_flag("--parts", o->step.parts, "step: time every operator, by part, beside its prediction")->group(group);
   sub->callback([o] {
+    if (!o->save.empty() && o->what != "gemm") fail_usage("--save {}: bench gemm writes the table of kernels", o->save);
     job::JsonLines json(o->json);
     if (o->what == "step") return step(*o, json);
     if (o->what == "loss") {
@@ -73,6 +77,8 @@ void add_bench(CLI::App& app) {
       return print(*o, json, job::bench_loss(l));
     }
     if (o->what == "optimizer") return print(*o, json, job::bench_optimizer({o->step.shape, o->step.precision, o->step.kernel, o->step.threads, o->step.steps}));
+    if (o->json != "-") fmt::print("{}\n", job::kernel_choice(o->step.kernel));
+    if (!o->save.empty()) return print(*o, json, job::bench_gemm_table({o->step.shape, o->step.precision, o->step.kernel, o->step.threads, 0.1, o->save}));
     job::BenchGemmOptions options;
     options.kernel = o->step.kernel, options.threads = o->step.threads;
     print(*o, json, job::bench_gemm(options));

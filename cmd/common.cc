@@ -33,6 +33,7 @@ void add_common(CLI::App& sub, job::CommonOptions& o) {
   sub.add_option("--precision", o.precision, "bf16, fp32, or fp64 (the scalar reference: exact and slow)")->capture_default_str()->group(group);
   sub.add_option("--threads", o.threads, "worker threads (0: all usable cores); results do not depend on it")->capture_default_str()->check(CLI::Range(0, 1024))->group(group);
   sub.add_option("--cpu-kernel", o.cpu_kernel, "matrix kernel: auto, base, avx2, avx512, avx512bf16, amx")->capture_default_str()->group(group);
+  sub.add_option("--gemm-table", o.gemm_table, "kernels by weight as 'bench gemm --save' measured them; part of a run's bits: saved with it")->type_name("FILE")->group(group);
   sub.add_option("--seed", o.seed, "of every random number")->capture_default_str()->group(group);
   sub.add_option("--json", o.json, "machine-readable result into FILE, or - for stdout")->type_name("FILE|-")->group(group);
   sub.add_flag("--dry-run", o.dry_run, "check everything, write nothing")->group(group);

@@ -7,6 +7,7 @@
 #include <functional>
 
 #include "core/error.h"
+#include "core/log.h"
 #include "core/rng.h"
 #include "core/threads.h"
 #include "model/ops_cpu/gemm.h"
@@ -176,6 +177,11 @@ BenchResult bench_shape(GemmContext& ctx, const GemmShape& s, const BenchGemmOpt
 
 }  // namespace
 
+std::string kernel_choice(const std::string& kernel) {
+  const model::cpu::Kernel& k = model::cpu::select_kernel(kernel);
+  return fmt::format("{}: {}", k.name(), model::cpu::kernel_reason(k));
+}
+
 std::vector<GemmShape> default_gemm_shapes() {
   std::vector<GemmShape> shapes;
   const auto both = [&](const char* form, int64_t m, int64_t n, int64_t k) {
@@ -219,8 +225,8 @@ std::string bench_table(const std::vector<BenchResult>& results) {
   std::string text;
   for (const BenchResult& r : results) {
     const auto [low, high] = std::minmax_element(r.samples.begin(), r.samples.end());
-    text += fmt::format("{:<34} {:>8.1f} [{:>7.1f} {:>7.1f}] {:<8} {:>5.1f} % of {:.1f}\n", r.what, r.value, *low, *high,
-                        r.unit, 100 * r.share_of_limit, r.limit);
+    text += fmt::format("{:<38} {:>8.1f} [{:>7.1f} {:>7.1f}] {:<8} {:>5.1f} % of {:.1f}{}\n", r.what, r.value, *low, *high, r.unit, 100 * r.share_of_limit, r.limit,
+                        r.memory_bytes > 0 ? ", in " + format_bytes(static_cast<double>(r.memory_bytes)) : "");
   }
   return text;
 }

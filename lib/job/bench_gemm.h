@@ -42,6 +42,9 @@ struct MatrixLimit {
 };
 MatrixLimit measure_matrix_limit(const std::string& kernel, int threads, DType type);
 
+// "avx512bf16: why this one is taken here".
+std::string kernel_choice(const std::string& kernel);
+
 std::vector<GemmShape> default_gemm_shapes();
 std::vector<BenchResult> bench_gemm(const BenchGemmOptions& options);
 // "what  median [min max] unit  share of limit", aligned, one line a result.

@@ -6,7 +6,6 @@
 #include "job/bench_gemm.h"
 #include "job/bench_probe.h"
 #include "job/shapes.h"
-#include "model/ops_cpu/gemm_table.h"
 #include "train/plan_step.h"
 
 namespace dspark::job {
@@ -55,8 +54,7 @@ std::vector<BenchResult> bench_loss(const BenchLossOptions& o) {
   options.precision = o.precision == "bf16" ? Precision::bf16 : Precision::fp32;
   options.threads = o.threads, options.cpu_kernel = o.kernel;
   const auto backend = make_cpu_backend(options);
-  ThreadPool pool(o.threads > 0 ? o.threads : usable_cores());
-  const model::cpu::Kernel& kernel = model::cpu::select_kernel(o.kernel);
+  const MatrixLimit limit = measure_matrix_limit(o.kernel, o.threads, options.precision == Precision::bf16 ? DType::bf16 : DType::f32);
   std::vector<BenchResult> results;
   for (const int64_t chunk : o.chunk_slots) {
     if (chunk < 1) fail_usage("--chunk-slots {}: at least 1", chunk);
@@ -74,13 +72,11 @@ std::vector<BenchResult> bench_loss(const BenchLossOptions& o) {
     BenchResult r;
     r.what = fmt::format("loss {} {} {} slots, chunk {}", o.shape, o.precision, row.n_slots(), chunk);
     r.unit = "GFLOP/s";
-    r.kernel = kernel.name();
-    r.device = fmt::format("{}, {} threads", model::cpu::cpu_model_name(), pool.size());
+    r.kernel = backend->kernel();
+    r.device = limit.device;
+    r.limit = limit.flops * 1e-9;
     r.memory_bytes = a.work.size();
-    for (double s : times(backend->context(), [&] { vocab_loss(probe.ctx, a); }, 0, o.repeats)) {
-      r.samples.push_back(products / s * 1e-9);
-      r.limit = std::max(r.limit, peak_gflops(pool, kernel.table(), options.precision == Precision::bf16 ? DType::bf16 : DType::f32));
-    }
+    for (double s : times(backend->context(), [&] { vocab_loss(probe.ctx, a); }, 0, o.repeats)) r.samples.push_back(products / s * 1e-9);
     r.value = median(r.samples);
     r.share_of_limit = r.value / r.limit;
     results.push_back(std::move(r));

@@ -10,7 +10,6 @@
 #include "job/bench_probe.h"
 #include "job/plan.h"
 #include "job/shapes.h"
-#include "model/ops_cpu/gemm_table.h"
 #include "train/init.h"
 #include "train/optimizer.h"
 #include "train/plan_step.h"
@@ -109,13 +108,10 @@ BenchStepResult bench_step(const BenchStepOptions& o) {
   train::TrainStep step(ctx, drafter, target, objective, plan.arena_bytes);
   train::Optimizer optimizer(drafter, optimizer_options);
 
-  ThreadPool pool(o.threads > 0 ? o.threads : usable_cores());
-  const model::cpu::Kernel& kernel = model::cpu::select_kernel(o.kernel);
-  const DType type = backend_options.precision == Precision::bf16 ? DType::bf16 : DType::f32;
+  const MatrixLimit matrix = measure_matrix_limit(o.kernel, o.threads, backend_options.precision == Precision::bf16 ? DType::bf16 : DType::f32);
+  const double limit = matrix.flops * 1e-9;
   std::vector<double> whole, compute, update;
-  double limit = 0;
   for (int i = 0; i <= o.steps; ++i) {
-    limit = std::max(limit, peak_gflops(pool, kernel.table(), type));
     const double t0 = now_s();
     const train::StepMetrics m = step.run(batch, true, Write::overwrite);
     const double t1 = now_s();
@@ -133,7 +129,7 @@ BenchStepResult bench_step(const BenchStepOptions& o) {
   out.peak_rss_bytes = peak_rss_bytes();
   out.predicted_step_seconds = predicted.step, out.predicted_forward_backward_seconds = predicted.forward_backward, out.predicted_optimizer_seconds = predicted.optimizer;
 
-  const std::string device = fmt::format("{}, {} threads", model::cpu::cpu_model_name(), pool.size()), name(kernel.name());
+  const std::string device = matrix.device, name = backend->kernel();
   BenchResult rate{fmt::format("step {} {} {}", o.shape, o.precision, o.optimizer), out.slots / out.step_seconds, "slots/s", 0, 0, {}, name, device};
   for (double s : whole) rate.samples.push_back(out.slots / s);
   // Slots a second if the step took the time of its products at the limit.

@@ -1,7 +1,7 @@
 // Benchmark of whole training steps at a drafter's shape: forward, loss, backward and optimizer on random states.
 //
 // Protocol: one row of T tokens, one document, A anchors spread evenly, every slot supervised that can be; one warm-up step, then
-// repeats. The limit is the products' multiply-adds on registers alone, measured between the steps: what a step could reach if
+// repeats. The limit is the products' multiply-adds on registers alone, measured before them: what a step could reach if
 // everything but its products cost nothing. Beside the measurement stands what `train --plan` predicts for the step from rates that are
 // measured first and know nothing of the shape (job/bench_machine.h).
 #pragma once

@@ -7,6 +7,7 @@
 #include <sstream>
 
 #include "core/error.h"
+#include "job/gemm_choices.h"
 
 namespace dspark::job {
 
@@ -14,6 +15,7 @@ std::unique_ptr<model::Backend> make_job_backend(const CommonOptions& options) {
   model::BackendOptions b;
   b.threads = options.threads;
   b.cpu_kernel = options.cpu_kernel;
+  b.gemm_choices = options.gemm_table.empty() ? options.gemm_choices : read_gemm_table(options.gemm_table);
   if (options.precision == "bf16") b.precision = model::Precision::bf16;
   else if (options.precision == "fp32") b.precision = model::Precision::fp32;
   else if (options.precision == "fp64") b.precision = model::Precision::fp64;

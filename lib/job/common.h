@@ -16,6 +16,8 @@ struct CommonOptions {
   std::string device = "auto";     // auto | cpu
   std::string precision = "bf16";  // bf16 | fp32 | fp64 (the scalar reference: slow, exact)
   std::string cpu_kernel = "auto";
+  fs::path gemm_table;             // job/gemm_choices.h; empty: gemm_choices
+  std::vector<model::GemmChoice> gemm_choices;
   int threads = 0;
   uint64_t seed = 0;
   std::string json;                // "", "-" or a file

@@ -1,5 +1,6 @@
 #include "job/train.h"
 
+#include "job/gemm_choices.h"
 #include "job/init_drafter.h"
 #include "job/recipe.h"
 #include "job/train_watch.h"
@@ -224,6 +225,7 @@ void run_train(const TrainOptions& given) {
   const int64_t batch_docs = o.batch_docs > 0 ? o.batch_docs : std::min<int64_t>(512, std::max<int64_t>(1, static_cast<int64_t>(data.training().size()) / 8));
   const auto n_docs = static_cast<int64_t>(data.training().size());
   const int64_t steps = o.steps > 0 ? o.steps : std::max<int64_t>(1, static_cast<int64_t>(std::llround(o.epochs * static_cast<double>(data.epoch_size()) / static_cast<double>(batch_docs))));
+  if (!o.plan) adopt_kernels(o.common, o.out);
   auto backend = make_job_backend(o.common);
   if (o.plan) return plan_run(o, config, objective, data, kept, steps, batch_docs);
   if (o.common.dry_run) {
@@ -286,7 +288,7 @@ void run_train(const TrainOptions& given) {
   t.save_every = o.save_every, t.keep = o.keep, t.validate_every = o.validate_every, t.time_limit_s = o.time_limit_s;
   t.max_validation_docs = o.max_validation_docs;
   t.stop_on_nonfinite = o.on_nonfinite == "stop";
-  t.config = OrderedJson{{"run", run}, {"backend", backend->describe()}}.dump();
+  t.config = OrderedJson{{"run", run}, {"backend", backend->describe()}, {"kernels", kernels_json(*backend)}}.dump();
   t.write_drafter = [&](const fs::path& folder) {
     WriteOptions w;
     w.leave_out = {"embed_tokens.weight", "lm_head.weight"};  // the target's own

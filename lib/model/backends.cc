@@ -1,6 +1,11 @@
 #include "model/backends.h"
 
 namespace dspark::model {
+
+const std::vector<GemmChoice>& Backend::gemm_choices() const {
+  static const std::vector<GemmChoice> none;
+  return none;
+}
 namespace {
 
 std::map<std::string, BackendFactory>& registered() {

@@ -12,11 +12,22 @@ namespace dspark::model {
 
 enum class Precision : uint8_t { bf16, fp32, fp64, complex128 };
 
+// The matrix kernel for one product instead of the usual one: "packed", with a weight as B [k, n], or "tn", the gradient of a weight
+// of n columns (k is rows there: 0). Rows do not choose: a row's bits never depend on how many are multiplied with it.
+struct GemmChoice {
+  std::string form;
+  DType type = DType::bf16;  // of the operands
+  int64_t n = 0, k = 0;
+  std::string kernel;
+  bool operator==(const GemmChoice&) const = default;
+};
+
 struct BackendOptions {
   std::string device = "cpu";             // cpu | ref | plan, or what was registered: cuda[:N]
   Precision precision = Precision::bf16;  // cpu, cuda: bf16 or fp32; ref: fp64 or complex128; plan: the dtypes to plan for
   int threads = 0;                        // 0: all usable cores
   std::string cpu_kernel = "auto";        // matrix kernel by name
+  std::vector<GemmChoice> gemm_choices;   // cpu: measured exceptions from it
 };
 
 // Owns the backend; `context()` is valid as long as this lives.
@@ -26,6 +37,9 @@ class Backend {
   virtual Context& context() = 0;
   // What was chosen, for logs and state.json: "cpu bf16, 2 threads, gemm avx512bf16".
   virtual std::string describe() const = 0;
+  // The matrix kernel that was taken, and exceptions from it: part of a run's bits. Empty when the backend has none of its own.
+  virtual std::string kernel() const { return {}; }
+  virtual const std::vector<GemmChoice>& gemm_choices() const;
 };
 
 std::unique_ptr<Backend> make_cpu_backend(const BackendOptions& options);

@@ -72,6 +72,15 @@ void transfer(Machine& m, const Side& dst, const Side& src) {
   });
 }
 
+std::vector<KernelChoice> kernel_choices(const std::vector<GemmChoice>& choices) {
+  std::vector<KernelChoice> chosen;
+  for (const GemmChoice& c : choices) {
+    DS_ASSERT(c.form == "packed" || c.form == "tn", "a choice for products of form '{}'", c.form);
+    chosen.push_back({c.form == "tn", c.type, c.n, c.k, &select_kernel(c.kernel)});
+  }
+  return chosen;
+}
+
 }  // namespace
 
 // ---- machine
@@ -79,7 +88,7 @@ void transfer(Machine& m, const Side& dst, const Side& src) {
 
 Machine::Machine(const BackendOptions& options)
     : pool_(options.threads > 0 ? options.threads : usable_cores()),
-      gemm_(pool_, select_kernel(options.cpu_kernel)),
+      gemm_(pool_, select_kernel(options.cpu_kernel), kernel_choices(options.gemm_choices)),
       kernels_(kernels_of(gemm_.kernel().level())) {
   scratch_ = static_cast<std::byte*>(allocate_block(pool_.size() * kScratchBytes));
 }
@@ -114,18 +123,22 @@ class CpuBackend final : public Backend {
  public:
   explicit CpuBackend(const BackendOptions& options)
       : precision_(options.precision),
+        choices_(options.gemm_choices),
         machine_(options),
         device_(machine_, options.precision == Precision::bf16 ? DType::bf16 : DType::f32),
         ops_(machine_),
         context_(ops_, device_) {}
   Context& context() override { return context_; }
   std::string describe() const override {
-    return fmt::format("cpu {}, {} threads, gemm {}", precision_ == Precision::bf16 ? "bf16" : "fp32",
-                       machine_.threads(), machine_.gemm().kernel().name());
+    return fmt::format("cpu {}, {} threads, gemm {}{}", precision_ == Precision::bf16 ? "bf16" : "fp32", machine_.threads(), kernel(),
+                       choices_.empty() ? "" : fmt::format(" and a table of {} choices", choices_.size()));
   }
+  std::string kernel() const override { return std::string(machine_.gemm().kernel().name()); }
+  const std::vector<GemmChoice>& gemm_choices() const override { return choices_; }
 
  private:
   Precision precision_;
+  std::vector<GemmChoice> choices_;
   Machine machine_;
   CpuDevice device_;
   CpuOps ops_;

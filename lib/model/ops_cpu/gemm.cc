@@ -268,9 +268,9 @@ void run(Job& job) {
   });
 }
 
-Job make_job(GemmContext& ctx, int64_t m, int64_t n, int64_t k, const MatRef& a, const MatOut& c, bool add) {
+Job make_job(GemmContext& ctx, const Kernel& kernel, int64_t m, int64_t n, int64_t k, const MatRef& a, const MatOut& c, bool add) {
   Job job = {};
-  job.table = &ctx.kernel().table();
+  job.table = &kernel.table();
   job.m = m;
   job.n = n;
   job.k = k;
@@ -284,7 +284,8 @@ Job make_job(GemmContext& ctx, int64_t m, int64_t n, int64_t k, const MatRef& a,
 PackedB pack_all(GemmContext& ctx, int64_t n, int64_t k, const MatRef& w, Layout layout, void* memory) {
   DS_ASSERT(reinterpret_cast<uintptr_t>(memory) % 64 == 0, "pack_b: memory is not 64-byte aligned");
   check_ref(w, layout == Layout::rows ? n : k, layout == Layout::rows ? k : n, "B");
-  Job job = make_job(ctx, 0, n, k, w, {}, false);
+  const Kernel& kernel = ctx.kernel_of_weight(w.dtype, n, k);
+  Job job = make_job(ctx, kernel, 0, n, k, w, {}, false);
   job.b = w;
   job.b_layout = layout;
   job.bf16_product = w.dtype == DType::bf16;
@@ -299,16 +300,28 @@ PackedB pack_all(GemmContext& ctx, int64_t n, int64_t k, const MatRef& w, Layout
     pack_b(task.job, {begin * task.nr, std::min(end * task.nr, task.n)}, 0, task.k, task.k_pad,
            task.memory + begin * task.job.b_bytes(task.k_pad));
   });
-  return {memory, w.dtype, n, k, &ctx.kernel(), task.k_pad};
+  return {memory, w.dtype, n, k, &kernel, task.k_pad};
 }
 
 }  // namespace
 
-GemmContext::GemmContext(ThreadPool& pool, const Kernel& kernel)
-    : pool_(pool), kernel_(kernel),
+GemmContext::GemmContext(ThreadPool& pool, const Kernel& kernel, std::vector<KernelChoice> choices)
+    : pool_(pool), kernel_(kernel), choices_(std::move(choices)),
       memory_(new std::byte[static_cast<size_t>(pool.size() * (kScratchA + kScratchB + kScratchC) + 64)]) {}
 
 GemmContext::~GemmContext() = default;
+
+const Kernel& GemmContext::kernel_of_weight(DType dtype, int64_t n, int64_t k) const {
+  for (const KernelChoice& c : choices_)
+    if (!c.gradient && c.dtype == dtype && c.n == n && c.k == k) return *c.kernel;
+  return kernel_;
+}
+
+const Kernel& GemmContext::kernel_of_gradient(DType dtype, int64_t n) const {
+  for (const KernelChoice& c : choices_)
+    if (c.gradient && c.dtype == dtype && c.n == n) return *c.kernel;
+  return kernel_;
+}
 
 GemmContext::Scratch GemmContext::scratch(int thread) const {
   const uintptr_t start = round_up(reinterpret_cast<uintptr_t>(memory_.get()), 64);
@@ -341,24 +354,34 @@ PackedB packed_prefix(const PackedB& b, int64_t k) {
 void gemm_nt(GemmContext& ctx, int64_t m, int64_t n, int64_t k, MatRef a, MatRef b, MatOut c, bool add) {
   check_ref(a, m, k, "A");
   check_ref(b, n, k, "B");
-  Job job = make_job(ctx, m, n, k, a, c, add);
+  Job job = make_job(ctx, ctx.kernel(), m, n, k, a, c, add);
   job.b = b;
   run(job);
 }
 
-void gemm_nn(GemmContext& ctx, int64_t m, int64_t n, int64_t k, MatRef a, MatRef b, MatOut c, bool add) {
+namespace {
+void run_nn(GemmContext& ctx, const Kernel& kernel, int64_t m, int64_t n, int64_t k, const MatRef& a, const MatRef& b, const MatOut& c, bool add) {
   check_ref(a, m, k, "A");
   check_ref(b, k, n, "B");
-  Job job = make_job(ctx, m, n, k, a, c, add);
+  Job job = make_job(ctx, kernel, m, n, k, a, c, add);
   job.b = b;
   job.b_layout = Layout::cols;
   run(job);
+}
+}  // namespace
+
+void gemm_nn(GemmContext& ctx, int64_t m, int64_t n, int64_t k, MatRef a, MatRef b, MatOut c, bool add) {
+  run_nn(ctx, ctx.kernel(), m, n, k, a, b, c, add);
+}
+
+void gemm_weight_nn(GemmContext& ctx, int64_t m, int64_t n, int64_t k, MatRef a, MatRef b, MatOut c, bool add) {
+  run_nn(ctx, ctx.kernel_of_weight(b.dtype, n, k), m, n, k, a, b, c, add);
 }
 
 void gemm_tn(GemmContext& ctx, int64_t m, int64_t n, int64_t k, MatRef a, MatRef b, MatOut c, bool add) {
   check_ref(a, k, m, "A");
   check_ref(b, k, n, "B");
-  Job job = make_job(ctx, m, n, k, a, c, add);
+  Job job = make_job(ctx, ctx.kernel_of_gradient(b.dtype, n), m, n, k, a, c, add);
   job.b = b;
   job.a_layout = job.b_layout = Layout::cols;
   run(job);
@@ -366,10 +389,9 @@ void gemm_tn(GemmContext& ctx, int64_t m, int64_t n, int64_t k, MatRef a, MatRef
 
 void gemm_packed(GemmContext& ctx, int64_t m, int64_t n, int64_t k, MatRef a, const PackedB& b, MatOut c, bool add) {
   check_ref(a, m, k, "A");
-  DS_ASSERT(b.kernel == &ctx.kernel(), "gemm: B was packed for kernel '{}', this one is '{}'",
-            b.kernel == nullptr ? "none" : b.kernel->name(), ctx.kernel().name());
+  DS_ASSERT(b.kernel != nullptr, "gemm: B was not packed");
   DS_ASSERT(b.n == n && b.k == k, "gemm: packed B is [{}, {}], expected [{}, {}]", b.k, b.n, k, n);
-  Job job = make_job(ctx, m, n, k, a, c, add);
+  Job job = make_job(ctx, *b.kernel, m, n, k, a, c, add);
   job.b.dtype = b.dtype;
   job.packed = static_cast<const std::byte*>(b.data);
   job.panel_k = b.panel_k;

@@ -69,15 +69,26 @@ struct PackedB {
   int64_t panel_k = 0;  // rows of a panel, padding too
 };
 
+// An exception from the context's kernel: products with a weight B [k, n], or gradients (gemm_tn) of a weight of n columns.
+struct KernelChoice {
+  bool gradient = false;
+  DType dtype = DType::f32;  // of B
+  int64_t n = 0, k = 0;      // k is not looked at for gradients
+  const Kernel* kernel = nullptr;
+};
+
 class GemmContext {
  public:
-  GemmContext(ThreadPool& pool, const Kernel& kernel);
+  GemmContext(ThreadPool& pool, const Kernel& kernel, std::vector<KernelChoice> choices = {});
   ~GemmContext();
   GemmContext(const GemmContext&) = delete;
   GemmContext& operator=(const GemmContext&) = delete;
 
   ThreadPool& pool() const { return pool_; }
   const Kernel& kernel() const { return kernel_; }
+  // By shape alone, never by rows.
+  const Kernel& kernel_of_weight(DType dtype, int64_t n, int64_t k) const;
+  const Kernel& kernel_of_gradient(DType dtype, int64_t n) const;
   // Used by the driver: 64-byte aligned, one per thread.
   struct Scratch {
     void* a;
@@ -89,6 +100,7 @@ class GemmContext {
  private:
   ThreadPool& pool_;
   const Kernel& kernel_;
+  std::vector<KernelChoice> choices_;
   std::unique_ptr<std::byte[]> memory_;
 };
 
@@ -103,9 +115,11 @@ PackedB packed_prefix(const PackedB& b, int64_t k);
 void gemm_nt(GemmContext& ctx, int64_t m, int64_t n, int64_t k, MatRef a, MatRef b, MatOut c, bool add = false);
 // C [M, N] (+)= A [M, K] B [K, N]
 void gemm_nn(GemmContext& ctx, int64_t m, int64_t n, int64_t k, MatRef a, MatRef b, MatOut c, bool add = false);
+// The same with B a weight that was not packed: the bits of gemm_packed on pack_b_nn's packing.
+void gemm_weight_nn(GemmContext& ctx, int64_t m, int64_t n, int64_t k, MatRef a, MatRef b, MatOut c, bool add = false);
 // C [M, N] (+)= A [K, M]^T B [K, N]: weight gradients, K = rows
 void gemm_tn(GemmContext& ctx, int64_t m, int64_t n, int64_t k, MatRef a, MatRef b, MatOut c, bool add = false);
-// C [M, N] (+)= A [M, K] B, B packed
+// C [M, N] (+)= A [M, K] B, B packed; by the kernel that it was packed for
 void gemm_packed(GemmContext& ctx, int64_t m, int64_t n, int64_t k, MatRef a, const PackedB& b, MatOut c,
                  bool add = false);
 

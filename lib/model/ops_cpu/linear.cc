@@ -25,23 +25,22 @@ void input_gradient(Machine& m, int64_t rows, const Weight& w, MatRef dy, MatOut
   if (const PackedB& b = packing(w).backward; b.data != nullptr)
     gemm_packed(m.gemm(), rows, w.in(), w.out(), dy, b, dx, add);
   else
-    gemm_nn(m.gemm(), rows, w.in(), w.out(), dy, mat(w.value), dx, add);  // the same bits
+    gemm_weight_nn(m.gemm(), rows, w.in(), w.out(), dy, mat(w.value), dx, add);  // the same bits
 }
 
 void CpuOps::refresh(Context&, const Refresh& a) {
   Weight& w = *a.w;
   if (!w.packing) w.packing = std::make_shared<CpuPacking>();
   auto& p = const_cast<CpuPacking&>(packing(w));
-  const Kernel& kernel = m_.gemm().kernel();
   const DType dtype = w.value.dtype;
+  const auto packed = [&](int64_t n, int64_t k) { return packed_b_bytes(m_.gemm().kernel_of_weight(dtype, n, k), dtype, n, k); };
   const PackedB* whole = w.first_columns_of ? &packing(*w.first_columns_of).forward : nullptr;
   if (whole && packed_prefix(*whole, w.in()).data != nullptr)
     p.forward = packed_prefix(*whole, w.in());
   else
-    p.forward = pack_b_nt(m_.gemm(), w.out(), w.in(), mat(w.value), p.memory(0, packed_b_bytes(kernel, dtype, w.out(), w.in())));
+    p.forward = pack_b_nt(m_.gemm(), w.out(), w.in(), mat(w.value), p.memory(0, packed(w.out(), w.in())));
   if (w.needs_input_gradient && w.value.size() <= kPackedForGradient)
-    p.backward = pack_b_nn(m_.gemm(), w.in(), w.out(), mat(w.value),
-                           p.memory(1, packed_b_bytes(kernel, dtype, w.in(), w.out())));
+    p.backward = pack_b_nn(m_.gemm(), w.in(), w.out(), mat(w.value), p.memory(1, packed(w.in(), w.out())));
 }
 
 void CpuOps::linear(Context&, const Linear& a) {

@@ -1,0 +1,86 @@
+#include "job/gemm_choices.h"
+
+#include <algorithm>
+#include <nlohmann/json.hpp>
+
+#include "core/error.h"
+#include "train/checkpoint.h"
+
+namespace dspark::job {
+
+using model::GemmChoice;
+
+namespace {
+
+std::vector<GemmChoice> parse_choices(const Json& list, const std::string& where) {
+  DS_REQUIRE(list.is_array(), "{}: 'choices' is not a list", where);
+  const std::vector<std::string> there = model::cpu_kernel_names();
+  std::vector<GemmChoice> choices;
+  for (const Json& entry : list) {
+    const auto field = [&](const char* key, bool good) { DS_REQUIRE(good, "{}: choice {}: '{}' is missing or makes no sense in {}", where, choices.size(), key, entry.dump()); };
+    const auto text = [&](const char* key) { return entry.is_object() && entry.contains(key) && entry.at(key).is_string() ? entry.at(key).get<std::string>() : std::string(); };
+    const auto size = [&](const char* key) { return entry.contains(key) && entry.at(key).is_number_integer() ? entry.at(key).get<int64_t>() : -1; };
+    GemmChoice c;
+    c.form = text("form");
+    field("form", c.form == "packed" || c.form == "tn");
+    field("type", text("type") == "bf16" || text("type") == "f32");
+    c.type = text("type") == "bf16" ? DType::bf16 : DType::f32;
+    c.n = size("n"), c.k = c.form == "tn" ? 0 : size("k");
+    field("n", c.n >= 1);
+    field("k", c.form == "tn" || c.k >= 1);
+    c.kernel = text("kernel");
+    field("kernel", !c.kernel.empty());
+    DS_REQUIRE(std::find(there.begin(), there.end(), c.kernel) != there.end(), "{}: it wants the matrix kernel '{}', which this CPU does not have (it has {}); use a table that was measured here", where,
+               c.kernel, fmt::join(there, ", "));
+    for (const GemmChoice& other : choices) field("form", !(other.form == c.form && other.type == c.type && other.n == c.n && other.k == c.k));  // twice
+    choices.push_back(std::move(c));
+  }
+  return choices;
+}
+
+}  // namespace
+
+std::vector<GemmChoice> read_gemm_table(const fs::path& file) {
+  const std::string where = file.string();
+  const Json table = read_json(file);
+  DS_REQUIRE(table.is_object() && table.value("what", Json()) == "dspark gemm table" && table.contains("choices"), "{}: not a table written by 'dspark bench gemm --save'", where);
+  const Json version = table.value("format_version", Json(""));
+  DS_REQUIRE(version.is_string() && version.get<std::string>().starts_with("1."), "{}: its format version {} is not one this version reads (1.x)", where, version.dump());
+  return parse_choices(table.at("choices"), where);
+}
+
+OrderedJson kernels_json(const model::Backend& backend) {
+  auto list = OrderedJson::array();
+  for (const GemmChoice& c : backend.gemm_choices()) {
+    OrderedJson j{{"form", c.form}, {"type", c.type == DType::bf16 ? "bf16" : "f32"}, {"n", c.n}};
+    if (c.k > 0) j["k"] = c.k;
+    j["kernel"] = c.kernel;
+    list.push_back(j);
+  }
+  return OrderedJson{{"kernel", backend.kernel()}, {"choices", list}};
+}
+
+void adopt_kernels(CommonOptions& o, const fs::path& out) {
+  const auto checkpoint = train::newest_checkpoint(out);
+  if (!checkpoint) return;
+  const Json state = train::read_checkpoint_state(*checkpoint);
+  if (!state.contains("kernels")) return;  // an older version's
+  const std::string where = (checkpoint->folder / "state.json").string();
+  const Json& saved = state.at("kernels");
+  DS_REQUIRE(saved.is_object() && saved.contains("kernel") && saved.at("kernel").is_string() && saved.contains("choices"), "{}: 'kernels' is {}", where, saved.dump());
+  const std::string kernel = saved.at("kernel").get<std::string>();
+  if (kernel.empty()) return;  // not the cpu backend's
+  const std::vector<std::string> there = model::cpu_kernel_names();
+  DS_REQUIRE(o.cpu_kernel == "auto" || o.cpu_kernel == kernel, "{} was begun with the matrix kernel {}, and another one gives other bits; go on with --cpu-kernel {}, or choose another --out", out.string(), kernel,
+             kernel);
+  DS_REQUIRE(std::find(there.begin(), there.end(), kernel) != there.end(), "{} was begun with the matrix kernel {}, which this CPU does not have (it has {}); go on where it was begun, or choose another --out",
+             out.string(), kernel, fmt::join(there, ", "));
+  const std::vector<GemmChoice> choices = parse_choices(saved.at("choices"), where);
+  DS_REQUIRE(o.gemm_table.empty() || read_gemm_table(o.gemm_table) == choices, "{} was begun with {}, and {} holds others; leave --gemm-table out, or choose another --out", out.string(),
+             choices.empty() ? "no table of kernels" : fmt::format("{} choices of kernels", choices.size()), o.gemm_table.string());
+  o.cpu_kernel = kernel;
+  o.gemm_table.clear();
+  o.gemm_choices = choices;
+}
+
+}  // namespace dspark::job
