@@ -5,6 +5,7 @@
 #include "core/error.h"
 #include "job/bench_gemm.h"
 #include "job/bench_probe.h"
+#include "job/common.h"
 #include "job/shapes.h"
 #include "train/plan_step.h"
 
@@ -51,7 +52,7 @@ std::vector<BenchResult> bench_loss(const BenchLossOptions& o) {
   if (o.precision != "bf16" && o.precision != "fp32") fail_usage("--precision {}: bf16 or fp32", o.precision);
   DS_REQUIRE(shape.row_tokens > 8 && shape.anchors >= 1 && shape.anchors < shape.row_tokens, "bench loss: {} anchors in a row of {} tokens", shape.anchors, shape.row_tokens);
   BackendOptions options;
-  options.precision = o.precision == "bf16" ? Precision::bf16 : Precision::fp32;
+  options.precision = parse_precision(o.precision);
   options.threads = o.threads, options.cpu_kernel = o.kernel;
   const auto backend = make_cpu_backend(options);
   const MatrixLimit limit = measure_matrix_limit(o.kernel, o.threads, options.precision == Precision::bf16 ? DType::bf16 : DType::f32);

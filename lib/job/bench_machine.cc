@@ -201,7 +201,7 @@ Machine measure_machine(const CommonOptions& options) {
   m.memory_bytes = static_cast<double>(::sysconf(_SC_PHYS_PAGES)) * static_cast<double>(::sysconf(_SC_PAGESIZE));
   double memory = 0;
   std::string said;
-  for (const WorkRate& r : measure_work(*backend, options.precision == "bf16" ? Precision::bf16 : Precision::fp32)) {
+  for (const WorkRate& r : measure_work(*backend, parse_precision(options.precision))) {
     Rate& rate = m.of(r.work);
     (r.by_bytes ? rate.bytes : rate.flops) = r.rate;
     if (r.work == Work::update) memory = r.rate;

@@ -7,6 +7,7 @@
 #include "job/bench_gemm.h"
 #include "job/bench_memory.h"
 #include "job/bench_probe.h"
+#include "job/common.h"
 #include "job/shapes.h"
 #include "model/ops_cpu/gemm.h"
 #include "train/optimizer.h"
@@ -92,7 +93,7 @@ std::vector<BenchResult> bench_optimizer(const BenchOptimizerOptions& o) {
   const Shape shape = find_shape(o.shape);
   if (o.precision != "bf16" && o.precision != "fp32") fail_usage("--precision {}: bf16 or fp32", o.precision);
   BackendOptions options;
-  options.precision = o.precision == "bf16" ? Precision::bf16 : Precision::fp32;
+  options.precision = parse_precision(o.precision);
   options.threads = o.threads, options.cpu_kernel = o.kernel;
   const auto backend = make_cpu_backend(options);
   ThreadPool pool(o.threads > 0 ? o.threads : usable_cores());

@@ -8,6 +8,7 @@
 #include "job/bench_gemm.h"
 #include "job/bench_machine.h"
 #include "job/bench_probe.h"
+#include "job/common.h"
 #include "job/plan.h"
 #include "job/shapes.h"
 #include "train/init.h"
@@ -56,7 +57,7 @@ BenchStepResult bench_step(const BenchStepOptions& o) {
   if (o.precision != "bf16" && o.precision != "fp32") fail_usage("--precision {}: bf16 or fp32", o.precision);
   const DrafterConfig& c = shape.config;
   BackendOptions backend_options;
-  backend_options.precision = o.precision == "bf16" ? Precision::bf16 : Precision::fp32;
+  backend_options.precision = parse_precision(o.precision);
   backend_options.threads = o.threads, backend_options.cpu_kernel = o.kernel;
   const train::Objective objective = train::deepspec_objective(c.confidence);
   const BatchPlan row = train::full_row(c, shape.row_tokens, shape.anchors, o.chunk_slots);

@@ -11,15 +11,19 @@
 
 namespace dspark::job {
 
+model::Precision parse_precision(const std::string& name) {
+  if (name == "bf16") return model::Precision::bf16;
+  if (name == "fp32") return model::Precision::fp32;
+  if (name == "fp64") return model::Precision::fp64;
+  fail_usage("--precision {}: bf16, fp32 and fp64 exist", name);
+}
+
 std::unique_ptr<model::Backend> make_job_backend(const CommonOptions& options) {
   model::BackendOptions b;
   b.threads = options.threads;
   b.cpu_kernel = options.cpu_kernel;
   b.gemm_choices = options.gemm_table.empty() ? options.gemm_choices : read_gemm_table(options.gemm_table);
-  if (options.precision == "bf16") b.precision = model::Precision::bf16;
-  else if (options.precision == "fp32") b.precision = model::Precision::fp32;
-  else if (options.precision == "fp64") b.precision = model::Precision::fp64;
-  else fail_usage("--precision {}: bf16, fp32 and fp64 exist", options.precision);
+  b.precision = parse_precision(options.precision);
   const bool cuda = options.device.starts_with("cuda");
   if (cuda && !model::is_registered_backend(options.device)) fail("--device {}: this build has no CUDA backend; use --device cpu", options.device);
   if (options.device != "auto" && options.device != "cpu" && !cuda) fail_usage("--device {}: auto, cpu and cuda[:N] exist", options.device);

@@ -25,6 +25,9 @@ struct CommonOptions {
   bool dry_run = false;
 };
 
+// bf16 | fp32 | fp64; throws (exit 2) for another word.
+model::Precision parse_precision(const std::string& name);
+
 // Throws (exit 2) for a device or precision that does not exist, (exit 1) for one that is not there.
 std::unique_ptr<model::Backend> make_job_backend(const CommonOptions& options);
 

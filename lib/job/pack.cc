@@ -8,6 +8,7 @@
 #include "formats/hf_config.h"
 #include "job/common.h"
 #include "model/drafter_files.h"
+#include "model/drafter_names.h"
 #include "model/rope.h"
 #include "target/target_files.h"
 #include "train/init.h"
@@ -32,20 +33,6 @@ void settle_rotary(DrafterConfig& c, const PackOptions& o) {
   DS_REQUIRE(doubt.empty(), "{}: {}; say how it was trained with --rotary reference (all of a head: the factor is dropped) or --rotary served", o.drafter.string(), doubt);
 }
 
-const char* rotary_name(formats::Rotary r) {
-  return r == formats::Rotary::served ? "served" : r == formats::Rotary::reference ? "reference" : "unknown";
-}
-
-const char* markov_name(Markov m) {
-  switch (m) {
-    case Markov::none: return "none";
-    case Markov::vanilla: return "vanilla";
-    case Markov::gated: return "gated";
-    case Markov::rnn: return "rnn";
-  }
-  return "?";
-}
-
 OrderedJson describe(const DrafterFiles& d) {
   const DrafterConfig& c = d.config;
   auto taps = OrderedJson::array();
@@ -59,7 +46,7 @@ OrderedJson describe(const DrafterFiles& d) {
   }
   return OrderedJson{{"format", format_name(d.format)}, {"algorithm", c.algorithm}, {"target", c.target_name}, {"hidden", c.hidden}, {"target_hidden", c.target_hidden}, {"layers", c.n_layers()},
                      {"heads", c.heads}, {"kv_heads", c.kv_heads}, {"head_dim", c.head_dim}, {"ffn", c.ffn}, {"vocabulary", c.vocab}, {"draft_vocabulary", c.draft_vocab},
-                     {"taps_after_layers", taps}, {"block", c.block}, {"proposals", c.proposals()}, {"layout", c.sample_from_anchor ? "anchor" : "bonus"}, {"markov", markov_name(c.markov)}, {"rank", c.rank},
+                     {"taps_after_layers", taps}, {"block", c.block}, {"proposals", c.proposals()}, {"layout", layout_name(c.sample_from_anchor)}, {"markov", markov_name(c.markov)}, {"rank", c.rank},
                      {"confidence", c.confidence}, {"mask_token", c.mask_token}, {"window", c.window}, {"rope", c.rope.type}, {"rope_theta", c.rope.theta},
                      {"rope_parameters", formats::rope_to_hf(c.rope)}, {"max_position", c.max_position}, {"rotary", rotary_name(c.rotary)}, {"states_from", c.trained_on},
                      {"tokenizer_hash", c.tokenizer_hash}, {"from_target", d.from_target}, {"stored_values", parameters}, {"tensors", tensors}};

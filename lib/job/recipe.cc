@@ -4,6 +4,7 @@
 #include <type_traits>
 
 #include "core/error.h"
+#include "model/drafter_names.h"
 
 namespace dspark::job {
 
@@ -46,31 +47,20 @@ class Settings {
   std::vector<Setting> list_;
 };
 
-}  // namespace
-
-namespace {
-
-std::string layer_type_names(const model::DrafterConfig& c) {
-  std::string names;
-  for (const model::LayerType t : c.layers) names += fmt::format("{}{}", names.empty() ? "" : ",", t == model::LayerType::full ? "full" : "sliding");
-  return names;
-}
-
 // Everything that a drafter's weights were trained as.
 void continue_drafter(Settings& s, TrainOptions& o) {
   using C = model::DrafterConfig;
-  using model::Markov;
   s.drafter("algorithm", o.algorithm, [](const C& c) { return std::string(c.rank > 0 ? "dspark" : "dflash"); });
   s.drafter("layers", o.layers, [](const C& c) { return c.n_layers(); });
   // The target's width is not the drafter's choice.
   s.drafter("hidden", o.hidden, [](const C& c) { return c.own_embeddings() ? c.hidden : 0; });
   s.drafter("block", o.block, [](const C& c) { return c.block; });
-  s.drafter("layer-types", o.layer_types, [](const C& c) { return layer_type_names(c); });
+  s.drafter("layer-types", o.layer_types, [](const C& c) { return model::layer_type_names(c.layers); });
   s.drafter("window", o.window, [](const C& c) { return c.window; });
   s.drafter("window-rule", o.window_rule, [](const C& c) { return std::string(c.window_by_anchor ? "anchor" : "served"); });
   s.drafter("non-causal", o.non_causal, [](const C& c) { return !c.sliding_causal; });
-  s.drafter("layout", o.layout, [](const C& c) { return std::string(c.sample_from_anchor ? "anchor" : "bonus"); });
-  s.drafter("markov", o.markov, [](const C& c) { return std::string(c.rank == 0 ? "none" : c.markov == Markov::gated ? "gated" : c.markov == Markov::rnn ? "rnn" : "vanilla"); });
+  s.drafter("layout", o.layout, [](const C& c) { return std::string(model::layout_name(c.sample_from_anchor)); });
+  s.drafter("markov", o.markov, [](const C& c) { return std::string(model::markov_name(c.markov)); });
   s.drafter("rank", o.rank, [](const C& c) { return c.rank; });
   s.drafter("no-confidence", o.no_confidence, [](const C& c) { return !c.confidence; });
   s.drafter("draft-vocab", o.draft_vocab, [](const C& c) { return c.draft_vocab < c.vocab ? c.draft_vocab : 0; });
@@ -84,7 +74,7 @@ std::vector<Setting> apply_recipe(TrainOptions& o, const model::DrafterConfig* i
   continue_drafter(s, o);
   // Where its config does not say how it was turned, the recipe decides; train refuses what that would change.
   if (init && init->rotary != formats::Rotary::unknown)
-    s.drafter("rotary", o.rotary, [](const model::DrafterConfig& c) { return std::string(c.rotary == formats::Rotary::served ? "served" : "reference"); });
+    s.drafter("rotary", o.rotary, [](const model::DrafterConfig& c) { return std::string(model::rotary_name(c.rotary)); });
   const bool dflash = o.algorithm == "dflash";
   s.plain("algorithm", o.algorithm);
   s.plain("layers", o.layers);

@@ -6,6 +6,7 @@
 #include "core/error.h"
 #include "formats/hf_config.h"
 #include "model/drafter_files.h"
+#include "model/drafter_names.h"
 
 namespace dspark::model {
 
@@ -61,8 +62,6 @@ formats::RopeConfig parse_rope(const Json& json, const Fields& f) {
   return rope;
 }
 
-const char* markov_name(Markov m) { return m == Markov::gated ? "gated" : m == Markov::rnn ? "rnn" : "vanilla"; }
-
 bool has_sliding(const DrafterConfig& c) { return std::find(c.layers.begin(), c.layers.end(), LayerType::sliding) != c.layers.end(); }
 
 // The Qwen3 layer fields, wherever they stand.
@@ -109,8 +108,9 @@ void parse_heads(const Fields& f, DrafterConfig& c) {
   c.mask_token = f.integer("mask_token_id");
   c.rank = f.integer("markov_rank", 0);
   const std::string head = f.string("markov_head_type", "vanilla");
-  DS_REQUIRE(head == "vanilla" || head == "gated" || head == "rnn", "{}: markov_head_type '{}' is not vanilla, gated or rnn", f.where(), head);
-  c.markov = c.rank == 0 ? Markov::none : head == "gated" ? Markov::gated : head == "rnn" ? Markov::rnn : Markov::vanilla;
+  const auto markov = parse_markov(head);
+  DS_REQUIRE(markov && *markov != Markov::none, "{}: markov_head_type '{}' is not vanilla, gated or rnn", f.where(), head);
+  c.markov = c.rank == 0 ? Markov::none : *markov;
   c.confidence = f.boolean("enable_confidence_head", false);
   c.confidence_with_markov = f.boolean("confidence_head_with_markov", c.rank > 0) && c.rank > 0;
   if (!f.has("dspark_training")) return;
@@ -142,7 +142,7 @@ void put_layers(OrderedJson& j, const DrafterConfig& c) {
 
 void put_heads(OrderedJson& j, const DrafterConfig& c) {
   j["block_size"] = c.block, j["mask_token_id"] = c.mask_token;
-  j["markov_rank"] = c.rank, j["markov_head_type"] = markov_name(c.markov);
+  j["markov_rank"] = c.rank, j["markov_head_type"] = markov_name(c.rank == 0 ? Markov::vanilla : c.markov);
   j["enable_confidence_head"] = c.confidence, j["confidence_head_with_markov"] = c.confidence_with_markov;
   OrderedJson own;
   if (!c.tokenizer_hash.empty()) own["tokenizer_hash"] = c.tokenizer_hash;
