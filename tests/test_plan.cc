@@ -118,7 +118,7 @@ TEST_CASE("the planned arena holds every row of its size", "[plan]") {
       c.confidence = c.confidence_with_markov = c.rank > 0;
       c.rope.type = "dynamic";
       const train::Objective objective = train::deepspec_objective(c.confidence);
-      const int64_t planned = train::plan_step(c, objective, true, Precision::bf16, kTokens, anchors, 24).arena_bytes;
+      const int64_t planned = train::plan_step(c, objective, true, Precision::bf16, train::largest_row(c, kTokens, anchors, 24)).arena_bytes;
       for (int trial = 0; trial < 40; ++trial) {
         std::vector<int32_t> tokens, starts;
         std::vector<uint8_t> mask;

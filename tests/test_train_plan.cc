@@ -107,7 +107,7 @@ TEST_CASE("a plan's parts and kinds are all of its counts", "[plan]") {
     DrafterConfig c = job::find_shape("tiny").config;
     c.markov = markov;
     if (markov == Markov::none) c.rank = 0, c.confidence = false, c.confidence_with_markov = false;
-    const auto plan = train::plan_step(c, train::deepspec_objective(c.confidence), true, Precision::bf16, 64, 16, 24);
+    const auto plan = train::plan_step(c, train::deepspec_objective(c.confidence), true, Precision::bf16, train::largest_row(c, 64, 16, 24));
     PlanCounts sum;
     double products = 0, listed = 0;
     bool parts[kParts] = {};

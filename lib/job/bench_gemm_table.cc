@@ -6,6 +6,7 @@
 #include "core/error.h"
 #include "core/json.h"
 #include "job/bench_gemm.h"
+#include "job/common.h"
 #include "job/shapes.h"
 #include "model/backends.h"
 #include "model/ops_cpu/gemm.h"
@@ -21,7 +22,8 @@ constexpr double kWorthChanging = 1.03;  // below is noise
 
 // Each weight's products once, at the most rows a step multiplies: by (form, n, k), or (form, n) for gradients, whose k is rows.
 std::vector<GemmShape> products_of(const Shape& shape, Precision precision) {
-  const auto plan = train::plan_step(shape.config, train::deepspec_objective(shape.config.confidence), false, precision, shape.row_tokens, shape.anchors, 512);
+  const auto plan = train::plan_step(shape.config, train::deepspec_objective(shape.config.confidence), false, precision,
+                                    train::largest_row(shape.config, shape.row_tokens, shape.anchors, 512));
   std::map<std::tuple<std::string, int64_t, int64_t>, GemmShape> largest;
   const DType type = precision == Precision::bf16 ? DType::bf16 : DType::f32;
   for (const PlanProduct& p : plan.products) {
@@ -41,7 +43,7 @@ std::vector<BenchResult> bench_gemm_table(const GemmTableOptions& o) {
   const std::string usual(model::cpu::select_kernel(o.kernel).name());
   OrderedJson choices = OrderedJson::array();
   std::vector<BenchResult> results;
-  for (const GemmShape& s : products_of(shape, o.precision == "bf16" ? Precision::bf16 : Precision::fp32)) {
+  for (const GemmShape& s : products_of(shape, parse_precision(o.precision))) {
     BenchGemmOptions g;
     g.threads = o.threads, g.seconds_per_shape = o.seconds_per_kernel, g.min_repeats = 3;
     g.shapes = {s};

@@ -8,6 +8,8 @@
 #include "job/bench_machine.h"
 #include "job/plan.h"
 #include "job/shapes.h"
+#include "job/train_choices.h"
+#include "model/drafter_names.h"
 
 namespace dspark::job {
 
@@ -17,17 +19,9 @@ namespace {
 
 constexpr double kZstdRatio = 1.42;  // of bf16 states in byte planes (DESIGN 12)
 
-bool given(const TrainOptions& o, const char* name) { return std::find(o.given.begin(), o.given.end(), name) != o.given.end(); }
-
 Precision precision_of(const TrainOptions& o) {
   if (o.common.precision != "bf16" && o.common.precision != "fp32") fail_usage("--plan predicts bf16 and fp32, not --precision {}", o.common.precision);
-  return o.common.precision == "bf16" ? Precision::bf16 : Precision::fp32;
-}
-
-train::OptimizerOptions optimizer_of(const TrainOptions& o) {
-  train::OptimizerOptions optimizer;
-  optimizer.muon = o.optimizer == "muon", optimizer.clip = o.clip;
-  return optimizer;
+  return parse_precision(o.common.precision);
 }
 
 void print_plan(const TrainOptions& o, PlanInput in) {
@@ -36,7 +30,7 @@ void print_plan(const TrainOptions& o, PlanInput in) {
   if (options.grad_wire != "fp32" && options.grad_wire != "bf16") fail_usage("--grad-wire {}: fp32 or bf16", options.grad_wire);
   if (options.codec_ratio > 0) in.codec_ratio = options.codec_ratio, in.codec = "given";
   in.precision = precision_of(o);
-  in.optimizer = optimizer_of(o);
+  in.optimizer = optimizer_options(o);
   JsonLines json(o.common.json);
   const Machine machine = options.machine == "this" ? measure_machine(o.common) : find_machine(options.machine, in.precision);
   const Plan plan = make_plan(in, options, machine);
@@ -50,40 +44,37 @@ void adopt_shape(TrainOptions& o) {
   const Shape shape = find_shape(o.planning.shape, o.row_tokens, o.anchors);
   const DrafterConfig& c = shape.config;
   const auto adopt = [&](const char* name, auto& field, auto value) {
-    if (!given(o, name)) field = value;
+    if (!o.was_given(name)) field = value;
   };
   adopt("layers", o.layers, c.n_layers());
-  if (!given(o, "layer-types") && !given(o, "layers")) {
-    o.layer_types.clear();
-    for (LayerType t : c.layers) o.layer_types += fmt::format("{}{}", o.layer_types.empty() ? "" : ",", t == LayerType::sliding ? "sliding" : "full");
-  } else if (!given(o, "layer-types")) {
-    o.layer_types = c.layers.front() == LayerType::sliding ? "sliding" : "full";
+  if (!o.was_given("layer-types") && !o.was_given("layers")) {
+    o.layer_types = layer_type_names(c.layers);
+  } else if (!o.was_given("layer-types")) {
+    o.layer_types = layer_type_name(c.layers.front());
   }
   adopt("window", o.window, c.window);
   adopt("block", o.block, c.block);
   adopt("rank", o.rank, c.rank > 0 ? c.rank : o.rank);
-  adopt("markov", o.markov, std::string(c.markov == Markov::gated ? "gated" : c.markov == Markov::rnn ? "rnn" : c.markov == Markov::none ? "none" : "vanilla"));
+  adopt("markov", o.markov, std::string(markov_name(c.markov)));
   adopt("no-confidence", o.no_confidence, !c.confidence);
   adopt("draft-vocab", o.draft_vocab, c.draft_vocab);
-  adopt("layout", o.layout, std::string(c.sample_from_anchor ? "anchor" : "bonus"));
+  adopt("layout", o.layout, std::string(layout_name(c.sample_from_anchor)));
   adopt("row-tokens", o.row_tokens, shape.row_tokens);
   adopt("anchors", o.anchors, shape.anchors);
 }
 
-void plan_shape(const TrainOptions& o, const train::Objective& objective, const std::vector<LayerType>& types) {
+void plan_shape(const TrainOptions& o, const train::Objective& objective) {
   if (o.epochs > 0) fail_usage("--epochs needs the documents of a store; give --steps with --shape");
   if (!o.stores.empty() || !o.target.empty()) fail_usage("--shape stands for a target and a store; leave out --target and --store, or --shape");
   Shape shape = find_shape(o.planning.shape, o.row_tokens, o.anchors);
   DrafterConfig& c = shape.config;
-  const bool dflash = o.algorithm == "dflash";
-  c.algorithm = o.algorithm;
-  c.layers = types, c.window = o.window, c.block = o.block;
-  c.rank = dflash || o.markov == "none" ? 0 : o.rank;
-  c.markov = c.rank == 0 ? Markov::none : o.markov == "gated" ? Markov::gated : o.markov == "rnn" ? Markov::rnn : Markov::vanilla;
-  c.confidence = c.rank > 0 && !o.no_confidence;
+  const train::NewDrafter d = new_drafter(o);
+  c.algorithm = d.algorithm;
+  c.layers = d.layer_types, c.window = d.window, c.block = d.block;
+  c.rank = d.rank, c.markov = d.markov, c.confidence = d.confidence;
   c.confidence_with_markov = c.confidence_with_markov && c.rank > 0;
-  c.sample_from_anchor = o.layout == "anchor";
-  c.sliding_causal = !o.non_causal;
+  c.sample_from_anchor = d.sample_from_anchor;
+  c.sliding_causal = d.sliding_causal;
   c.draft_vocab = o.draft_vocab > 0 ? std::min(o.draft_vocab, c.vocab) : c.vocab;
   validate(c);
   if (o.anchors >= o.row_tokens) fail_usage("--anchors {}: fewer than the row's tokens ({})", o.anchors, o.row_tokens);
@@ -102,12 +93,9 @@ void plan_shape(const TrainOptions& o, const train::Objective& objective, const 
 
 void plan_run(const TrainOptions& o, const DrafterConfig& config, const train::Objective& objective, const train::Dataset& data, const std::vector<int32_t>& kept,
               int64_t steps, int64_t batch_docs) {
-  train::PackTarget target{&config, {}, {}};
-  if (!kept.empty()) {
-    target.draft_id.assign(static_cast<size_t>(config.vocab), -1);
-    for (size_t i = 0; i < kept.size(); ++i) target.draft_id[static_cast<size_t>(kept[i])] = static_cast<int32_t>(i);
-  }
-  train::PackOptions pack{o.row_tokens, o.anchors, o.chunk_slots, o.decay, o.common.seed, objective.slots, o.anchors_per == "row", 0};
+  const train::PackTarget target{&config, draft_ids(kept, config.vocab), {}};
+  train::PackOptions pack = pack_options(o);
+  pack.tap_noise = 0;
   pack.states = false;
   std::vector<train::Dataset::Draw> documents;
   for (int64_t i = 0; i < batch_docs; ++i) documents.push_back(data.draw(i));
@@ -119,9 +107,7 @@ void plan_run(const TrainOptions& o, const DrafterConfig& config, const train::O
   for (const auto& row : train::make_step_batch(documents, target, pack).rows)
     if (row->batch.plan.n_slots() > 0) in.rows.push_back(row->batch.plan);
   DS_REQUIRE(!in.rows.empty(), "the first step's {} documents hold no supervised slot: nothing to plan", batch_docs);
-  const int64_t context = std::max(o.row_tokens, data.longest());
-  const int64_t anchors = std::min(context, pack.anchors_per_row ? o.anchors : data.most_anchors(o.row_tokens, o.anchors));
-  in.largest = train::full_row(config, context, anchors, o.chunk_slots);
+  in.largest = train::largest_row(config, data, pack);
   in.rows_per_step = static_cast<double>(o.planning.rows > 0 ? o.planning.rows : static_cast<int64_t>(in.rows.size()));
   in.steps = steps;
   double raw = 0, stored = 0;

@@ -69,9 +69,6 @@ std::vector<NamedTensor> states(Optimizer& optimizer) {
   return out;
 }
 
-}  // namespace
-
-namespace {
 // Sizes and checksums of what is in the folder, for state.json.
 Json describe_files(const fs::path& folder) {
   Json files = Json::object();

@@ -2,51 +2,20 @@
 
 #include <algorithm>
 
+#include "train/planned_step.h"
+
 namespace dspark::train {
 
 using namespace model;
 
-namespace {
-std::unique_ptr<PlanBackend> planner(Precision precision) {
-  BackendOptions options;
-  options.device = "plan";
-  options.precision = precision;
-  return make_plan_backend(options);
-}
-}  // namespace
-
 StepPlan plan_step(const DrafterConfig& config, const Objective& objective, bool apply_norm, Precision precision, const BatchPlan& row) {
-  const auto backend = planner(precision);
-  Context& ctx = backend->context();
-  Drafter drafter(ctx, config, DrafterOptions{.train_embeddings = config.own_embeddings()});
-  TargetHead target;
-  // A frozen head is the target's, in the same memory.
-  const bool shared = !config.own_embeddings();
-  target.head.value = shared ? drafter.find("lm_head.weight")->value : ctx.allocate(ctx.act_dtype(), config.draft_vocab, config.target_hidden);
-  if (shared) target.head.first_columns_of = &drafter.head;
-  target.norm = ctx.allocate(ctx.acc_dtype(), 1, config.target_hidden);
-  target.apply_norm = apply_norm;
+  PlannedStep step(config, objective, apply_norm, precision);
   StepPlan plan;
-  plan.weight_bytes = backend->allocated_bytes();
-  drafter.refresh();
-  refresh(ctx, {&target.head});
-  plan.packed_bytes = backend->packed_bytes();
-  backend->reset_counts();
-  MicroBatch batch;
-  batch.plan = row;
-  const int64_t e = config.target_hidden, tap_cols = config.n_taps() * e;
-  batch.taps = {nullptr, DType::bf16, row.n_context, tap_cols, tap_cols};
-  batch.last = {nullptr, DType::bf16, row.n_context, e, e};
-  {
-    TrainStep step(ctx, drafter, target, objective, 0);
-    step.run(batch, true, Write::overwrite);
-    plan.arena_bytes = step.arena_peak();
-  }
-  plan.counts = backend->counts();
-  plan.entries = backend->entries();
-  plan.products = backend->products();
-  if (!shared) ctx.free(target.head.value);
-  ctx.free(target.norm);
+  plan.arena_bytes = step.run(row);
+  plan.weight_bytes = step.weight_bytes(), plan.packed_bytes = step.packed_bytes();
+  plan.counts = step.backend().counts();
+  plan.entries = step.backend().entries();
+  plan.products = step.backend().products();
   return plan;
 }
 
@@ -65,14 +34,19 @@ BatchPlan full_row(const DrafterConfig& config, int64_t context, int64_t anchors
   return make_batch_plan(in);
 }
 
-StepPlan plan_step(const DrafterConfig& config, const Objective& objective, bool apply_norm, Precision precision, int64_t context,
-                   int64_t anchors, int64_t chunk_slots) {
+BatchPlan largest_row(const DrafterConfig& config, int64_t context, int64_t anchors, int64_t chunk_slots) {
   BatchPlan row = full_row(config, context, anchors, chunk_slots);
   // A row whose anchors lie unevenly may have a chunk with as many slots, and as many target rows as slots.
   const auto rows = static_cast<int64_t>(row.target_source.size());
   row.max_chunk_slots = std::max(row.max_chunk_slots, chunk_slots > 0 ? std::min(chunk_slots, row.n_slots()) : row.n_slots());
   row.max_chunk_rows = std::max(row.max_chunk_rows, std::min(row.max_chunk_slots, rows));
-  return plan_step(config, objective, apply_norm, precision, row);
+  return row;
+}
+
+BatchPlan largest_row(const DrafterConfig& config, const Dataset& data, const PackOptions& pack) {
+  const int64_t context = std::max(pack.row_tokens, data.longest());
+  const int64_t anchors = pack.anchors_per_row ? pack.anchors : data.most_anchors(pack.row_tokens, pack.anchors);
+  return largest_row(config, context, std::min(context, anchors), pack.chunk_slots);
 }
 
 double TensorPlan::update_flops() const {

@@ -21,11 +21,12 @@ struct StepPlan {
 
 // For one row as it is planned.
 StepPlan plan_step(const model::DrafterConfig& config, const Objective& objective, bool apply_norm, model::Precision precision, const model::BatchPlan& row);
-// For a row of `context` tokens, one document in which every token is a label and `anchors` blocks start, spread evenly: no row of
-// that many tokens and blocks needs more.
+// A row of `context` tokens, one document in which every token is a label and `anchors` blocks start, spread evenly.
 model::BatchPlan full_row(const model::DrafterConfig& config, int64_t context, int64_t anchors, int64_t chunk_slots);
-StepPlan plan_step(const model::DrafterConfig& config, const Objective& objective, bool apply_norm, model::Precision precision,
-                   int64_t context, int64_t anchors, int64_t chunk_slots);
+// No row of that many tokens and blocks needs more than this one.
+model::BatchPlan largest_row(const model::DrafterConfig& config, int64_t context, int64_t anchors, int64_t chunk_slots);
+// Nor any row that these documents are packed into.
+model::BatchPlan largest_row(const model::DrafterConfig& config, const Dataset& data, const PackOptions& pack);
 
 // One named tensor: what it takes, and what its part of an optimizer step costs.
 struct TensorPlan {

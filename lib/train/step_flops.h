@@ -9,16 +9,18 @@
 
 namespace dspark::train {
 
+class PlannedStep;
+
 class StepFlops {
  public:
   StepFlops(const model::DrafterConfig& config, const Objective& objective, bool apply_norm, model::Precision precision);
   ~StepFlops();
-  // Forward and backward of one row; a multiply and an add are two. Some microseconds an operator.
+  // Forward and backward of one row; a multiply and an add are two.
   double of(const model::BatchPlan& row);
 
  private:
-  struct Impl;
-  std::unique_ptr<Impl> impl_;
+  model::DrafterConfig config_;
+  std::unique_ptr<PlannedStep> step_;
 };
 
 }  // namespace dspark::train

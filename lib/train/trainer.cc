@@ -29,10 +29,9 @@ Trainer::Trainer(Drafter& drafter, TargetHead& target, const Dataset& data, cons
     : drafter_(drafter), target_(target), data_(data), pack_target_(pack_target), objective_(objective), options_(options),
       optimizer_(drafter, optimizer) {
   options_.pack.gamma = objective.gamma;
-  const int64_t context = std::max(options_.pack.row_tokens, data.longest());
-  const int64_t anchors = std::min(context, options_.pack.anchors_per_row ? options_.pack.anchors : data.most_anchors(options_.pack.row_tokens, options_.pack.anchors));
   const Precision precision = precision_of(drafter.context());
-  const StepPlan plan = plan_step(drafter.config(), objective, target.apply_norm, precision, context, anchors, options_.pack.chunk_slots);
+  const BatchPlan largest = largest_row(drafter.config(), data, options_.pack);
+  const StepPlan plan = plan_step(drafter.config(), objective, target.apply_norm, precision, largest);
   flops_ = std::make_unique<StepFlops>(drafter.config(), objective, target.apply_norm, precision);
   arena_bytes_ = plan.arena_bytes;
   step_ = std::make_unique<TrainStep>(drafter.context(), drafter, target, objective, arena_bytes_);
