@@ -19,7 +19,8 @@ struct Group {
 class Forward {
  public:
   Forward(const AnchorAttention& a, const Kernels& k, void* memory)
-      : a_(a), k_(k), hd_(a.head_dim), padded_(padded_head(hd_)), block_(a.rule.block) {
+      : a_(a), k_(k), hd_(a.head_dim), padded_(padded_head(hd_)), block_(a.rule.block),
+        pairs_(takes_pairs(k, {&a.q, &a.k_ctx, &a.v_ctx, &a.k_block, &a.v_block})), units_(pairs_ ? padded_ / 2 : padded_) {
     Pieces pieces(memory);
     const int64_t rows = max_query_rows(padded_);
     raw_ = pieces.take(kTileKeys * padded_);
@@ -66,17 +67,17 @@ class Forward {
   void start(const Group& g, int64_t rows) {
     for (int64_t a = g.first; a < g.last; ++a)
       for (int64_t h = 0; h < g.heads; ++h)
-        k_.attention_load(q_ + (first_row(g, a) + h * block_) * padded_, head_in(a_.q, a * block_, g.head + h, hd_),
-                          a_.q.stride, block_, hd_, padded_, static_cast<float>(a_.scale));
+        k_.attention_load(q_ + (first_row(g, a) + h * block_) * units_, head_in(a_.q, a * block_, g.head + h, hd_),
+                          a_.q.stride, block_, hd_, padded_, pairs_);
     std::fill_n(sum_, rows * padded_, 0.0f);
     std::fill_n(top_, rows, -1e30f);  // below any score; finite, so that differences are
     std::fill_n(norm_, rows, 0.0f);
   }
 
   void load_tile(const Tensor& k, const Tensor& v, int64_t row, int64_t keys, int64_t kv) {
-    k_.attention_load(raw_, head_in(k, row, kv, hd_), k.stride, keys, hd_, padded_, 1.0f);
-    k_.attention_transpose(keys_t_, raw_, keys, padded_);
-    k_.attention_load(values_, head_in(v, row, kv, hd_), v.stride, keys, hd_, padded_, 1.0f);
+    k_.attention_load(raw_, head_in(k, row, kv, hd_), k.stride, keys, hd_, padded_, pairs_);
+    k_.attention_transpose(keys_t_, raw_, keys, units_);
+    k_.attention_stack(values_, head_in(v, row, kv, hd_), v.stride, keys, hd_, padded_, pairs_);
   }
 
   template <typename Seen>
@@ -89,8 +90,8 @@ class Forward {
       std::copy_n(high_, block_, high_ + h * block_);
     }
     const int64_t row = first_row(g, anchor);
-    k_.attention_update({.rows = rows_of_anchor(g), .padded = padded_, .begin = keys.low, .end = keys.high,
-                         .q = q_ + row * padded_, .keys_t = keys_t_, .values = values_, .low = low_, .high = high_,
+    k_.attention_update({.pairs = pairs_, .rows = rows_of_anchor(g), .padded = padded_, .begin = keys.low, .end = keys.high,
+                         .scale = static_cast<float>(a_.scale), .q = q_ + row * units_, .keys_t = keys_t_, .values = values_, .low = low_, .high = high_,
                          .sum = sum_ + row * padded_, .top = top_ + row, .norm = norm_ + row, .score = score_});
   }
 
@@ -107,6 +108,8 @@ class Forward {
   const AnchorAttention& a_;
   const Kernels& k_;
   const int64_t hd_, padded_, block_;
+  const bool pairs_;
+  const int64_t units_;  // of 32 bits in a row of q or keys
   float *raw_, *keys_t_, *values_, *q_, *sum_, *top_, *norm_, *score_;
   int32_t *low_, *high_;
 };

@@ -20,14 +20,19 @@ class Backward {
         block_(a.rule.block),
         anchors_(a.anchor_row.cols),
         group_(a.q.cols / a.k_ctx.cols),
-        heads_(std::min(group_, max_query_rows(padded_) / block_)) {
+        heads_(std::min(group_, max_query_rows(padded_) / block_)),
+        step_rows_(heads_ * block_),
+        pairs_(takes_pairs(k, {&a.q, &a.d_out, &a.k_ctx, &a.v_ctx, &a.k_block, &a.v_block})),
+        units_(pairs_ ? padded_ / 2 : padded_) {
     Pieces pieces(memory);
     const int64_t rows = max_query_rows(padded_);
     const auto tile = [&] { return pieces.take(kTileKeys * padded_); };
-    keys_ = tile(), keys_t_ = tile(), values_ = tile(), values_t_ = tile();
+    raw_ = tile(), keys_ = tile(), keys_t_ = tile(), values_t_ = tile();
     // Pass 2 has gradients of keys where pass 1 has those of rows.
     q_ = pieces.take(rows * padded_);
     d_out_ = pieces.take(rows * padded_);
+    q_stacked_ = pairs_ ? pieces.take((step_rows_ + 1) / 2 * padded_) : q_;
+    d_out_stacked_ = pairs_ ? pieces.take((step_rows_ + 1) / 2 * padded_) : d_out_;
     d_q_ = pieces.take(std::max(rows, int64_t{2} * kTileKeys) * padded_);
     d_keys_ = d_q_;
     d_values_ = d_q_ + kTileKeys * padded_;
@@ -35,7 +40,6 @@ class Backward {
     delta_ = pieces.take(rows);
     low_ = pieces.take<int32_t>(rows);
     high_ = pieces.take<int32_t>(rows);
-    step_rows_ = heads_ * block_;
     prob_ = pieces.take(step_rows_ * kTileKeys);
     d_score_ = pieces.take(step_rows_ * kTileKeys);
   }
@@ -54,11 +58,13 @@ class Backward {
       std::fill_n(d_q_, (last - first) * rows * padded_, 0.0f);
       for (int64_t tile = tile_at(doc, low); tile < high; tile += kTileKeys) {
         load_tile(a_.k_ctx, a_.v_ctx, tile, std::min<int64_t>(kTileKeys, high - tile), kv);
+        load_keys(a_.k_ctx, tile, std::min<int64_t>(kTileKeys, high - tile), kv);
         for (int64_t a = first; a < last; ++a) step_context(a, tile, heads, (a - first) * rows, true);
       }
       for (int64_t a = first; a < last; ++a)
         for (int64_t tile = 0; tile < block_; tile += kTileKeys) {
           load_tile(a_.k_block, a_.v_block, a * block_ + tile, std::min<int64_t>(kTileKeys, block_ - tile), kv);
+          load_keys(a_.k_block, a * block_ + tile, std::min<int64_t>(kTileKeys, block_ - tile), kv);
           step_block(tile, heads, (a - first) * rows, true);
         }
       for (int64_t a = first; a < last; ++a)
@@ -82,6 +88,7 @@ class Backward {
           prefetch_heads(*t, (a + 1) * block_, block_, kv * group_, group_, hd_);
       each_heads(kv, [&](int64_t head, int64_t heads) {
         load_rows(a, head, heads, 0);
+        stack_rows(heads);
         step_context(a, tile, heads, 0, false);
       });
     }
@@ -95,6 +102,7 @@ class Backward {
       load_tile(a_.k_block, a_.v_block, anchor * block_ + tile, keys, kv);
       each_heads(kv, [&](int64_t head, int64_t heads) {
         load_rows(anchor, head, heads, 0);
+        stack_rows(heads);
         step_block(tile, heads, 0, false);
       });
       store_keys(a_.d_k_block, a_.d_v_block, anchor * block_ + tile, keys, kv);
@@ -113,10 +121,9 @@ class Backward {
   void load_rows(int64_t anchor, int64_t head, int64_t heads, int64_t at) {
     for (int64_t j = 0; j < heads; ++j) {
       const int64_t r = at + j * block_;
-      k_.attention_load(q_ + r * padded_, head_in(a_.q, anchor * block_, head + j, hd_), a_.q.stride, block_, hd_, padded_,
-                        static_cast<float>(a_.scale));
-      k_.attention_load(d_out_ + r * padded_, head_in(a_.d_out, anchor * block_, head + j, hd_), a_.d_out.stride, block_,
-                        hd_, padded_, 1.0f);
+      k_.attention_load(q_ + r * units_, head_in(a_.q, anchor * block_, head + j, hd_), a_.q.stride, block_, hd_, padded_, pairs_);
+      k_.attention_load(d_out_ + r * units_, head_in(a_.d_out, anchor * block_, head + j, hd_), a_.d_out.stride, block_, hd_, padded_,
+                        pairs_);
       for (int64_t slot = 0; slot < block_; ++slot) {
         lse_[r + slot] = row<float>(a_.lse, anchor * block_ + slot)[head + j];
         delta_[r + slot] = pointer<float>(a_.work)[(anchor * block_ + slot) * a_.lse.cols + head + j];
@@ -124,11 +131,22 @@ class Backward {
     }
   }
 
+  // The scratch rows 0.. of an anchor's heads, stacked.
+  void stack_rows(int64_t heads) {
+    if (!pairs_) return;  // the same memory
+    const int64_t rows = heads * block_;
+    k_.attention_stack(q_stacked_, {q_, true}, padded_, rows, padded_, padded_, true);
+    k_.attention_stack(d_out_stacked_, {d_out_, true}, padded_, rows, padded_, padded_, true);
+  }
+
   void load_tile(const Tensor& k, const Tensor& v, int64_t row, int64_t keys, int64_t kv) {
-    k_.attention_load(keys_, head_in(k, row, kv, hd_), k.stride, keys, hd_, padded_, 1.0f);
-    k_.attention_transpose(keys_t_, keys_, keys, padded_);
-    k_.attention_load(values_, head_in(v, row, kv, hd_), v.stride, keys, hd_, padded_, 1.0f);
-    k_.attention_transpose(values_t_, values_, keys, padded_);
+    k_.attention_load(raw_, head_in(k, row, kv, hd_), k.stride, keys, hd_, padded_, pairs_);
+    k_.attention_transpose(keys_t_, raw_, keys, units_);
+    k_.attention_load(raw_, head_in(v, row, kv, hd_), v.stride, keys, hd_, padded_, pairs_);
+    k_.attention_transpose(values_t_, raw_, keys, units_);
+  }
+  void load_keys(const Tensor& k, int64_t row, int64_t keys, int64_t kv) {
+    k_.attention_stack(keys_, head_in(k, row, kv, hd_), k.stride, keys, hd_, padded_, pairs_);
   }
 
   void step_context(int64_t anchor, int64_t tile, int64_t heads, int64_t at, bool for_queries) {
@@ -149,23 +167,25 @@ class Backward {
       std::copy_n(low_, block_, low_ + h * block_);
       std::copy_n(high_, block_, high_ + h * block_);
     }
-    k_.attention_gradient({.rows = heads * block_, .padded = padded_, .begin = keys.low, .end = keys.high,
-                           .q = q_ + at * padded_, .d_out = d_out_ + at * padded_, .lse = lse_ + at, .delta = delta_ + at,
+    k_.attention_gradient({.pairs = pairs_, .rows = heads * block_, .padded = padded_, .begin = keys.low, .end = keys.high,
+                           .scale = static_cast<float>(a_.scale), .q = q_ + at * units_, .d_out = d_out_ + at * units_,
+                           .q_stacked = q_stacked_, .d_out_stacked = d_out_stacked_, .lse = lse_ + at, .delta = delta_ + at,
                            .keys = keys_, .keys_t = keys_t_, .values_t = values_t_, .low = low_, .high = high_,
                            .d_q = for_queries ? d_q_ + at * padded_ : nullptr, .d_keys = for_queries ? nullptr : d_keys_,
                            .d_values = for_queries ? nullptr : d_values_, .prob = prob_, .d_score = d_score_});
   }
 
   void store_keys(const Tensor& d_k, const Tensor& d_v, int64_t row, int64_t keys, int64_t kv) {
-    k_.attention_store(head_out(d_k, row, kv, hd_), d_k.stride, d_keys_, keys, hd_, padded_, 1.0f);
+    k_.attention_store(head_out(d_k, row, kv, hd_), d_k.stride, d_keys_, keys, hd_, padded_, static_cast<float>(a_.scale));
     k_.attention_store(head_out(d_v, row, kv, hd_), d_v.stride, d_values_, keys, hd_, padded_, 1.0f);
   }
 
   const AnchorAttentionBackward& a_;
   const Kernels& k_;
-  const int64_t hd_, padded_, block_, anchors_, group_, heads_;
-  int64_t step_rows_;
-  float *keys_, *keys_t_, *values_, *values_t_, *q_, *d_out_, *d_q_, *d_keys_, *d_values_;
+  const int64_t hd_, padded_, block_, anchors_, group_, heads_, step_rows_;
+  const bool pairs_;
+  const int64_t units_;  // of 32 bits in a row of q, d_out, keys or values
+  float *raw_, *keys_, *keys_t_, *values_t_, *q_, *d_out_, *q_stacked_, *d_out_stacked_, *d_q_, *d_keys_, *d_values_;
   float *lse_, *delta_, *prob_, *d_score_;
   int32_t *low_, *high_;
 };

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <algorithm>
+#include <initializer_list>
 
 #include "model/ops_cpu/backend.h"
 
@@ -11,6 +12,13 @@ inline int64_t padded_head(int64_t head_dim) { return (head_dim + kPad - 1) / kP
 
 // Query rows that one thread holds at a time: as many as share a tile well and leave room in its scratch memory.
 inline int64_t max_query_rows(int64_t padded) { return std::min<int64_t>(192, 24576 / padded); }
+
+// Whether the products may take pairs: all of their sources are bf16 and the kernels multiply them.
+inline bool takes_pairs(const Kernels& k, std::initializer_list<const Tensor*> sources) {
+  for (const Tensor* t : sources)
+    if (t->dtype != DType::bf16) return false;
+  return k.attention_pairs() != 0;
+}
 
 // Hands out pieces of a thread's scratch memory, 64-byte aligned.
 class Pieces {

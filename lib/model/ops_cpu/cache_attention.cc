@@ -1,7 +1,8 @@
 // cache_attention on CPUs: contract in model/ops.h.
 //
 // One item of work is a kv head and a run of query rows with all query heads of that kv head. Tiles of keys start at fixed
-// positions (multiples of kTileKeys), so a row's sums have the same order whatever rows are computed with it.
+// positions (multiples of kTileKeys), so a row's sums have the same order whatever rows are computed with it. Always on
+// floats: a round of drafting reads the cache for a few rows, and converting costs more than their products.
 #include "model/ops_cpu/attention_common.h"
 
 namespace dspark::model::cpu {
@@ -32,16 +33,15 @@ class CacheForward {
   void run(int64_t first, int64_t last, int64_t head, int64_t heads) {
     const int64_t rows = (last - first) * heads, kv = head / group_;
     for (int64_t i = first; i < last; ++i)
-      k_.attention_load(q_ + (i - first) * heads * padded_, head_in(a_.q, i, head, hd_), hd_, heads, hd_, padded_,
-                        static_cast<float>(a_.scale));
+      k_.attention_load(q_ + (i - first) * heads * padded_, head_in(a_.q, i, head, hd_), hd_, heads, hd_, padded_, false);
     std::fill_n(sum_, rows * padded_, 0.0f);
     std::fill_n(top_, rows, -1e30f);  // below any score; finite, so that differences are
     std::fill_n(norm_, rows, 0.0f);
     for (int64_t tile = tile_at(0, seen(first).low), end = seen(last - 1).high; tile < end; tile += kTileKeys) {
       const int64_t keys = std::min<int64_t>(kTileKeys, end - tile);
-      k_.attention_load(raw_, head_in(a_.k_cache, tile, kv, hd_), a_.k_cache.stride, keys, hd_, padded_, 1.0f);
+      k_.attention_load(raw_, head_in(a_.k_cache, tile, kv, hd_), a_.k_cache.stride, keys, hd_, padded_, false);
       k_.attention_transpose(keys_t_, raw_, keys, padded_);
-      k_.attention_load(values_, head_in(a_.v_cache, tile, kv, hd_), a_.v_cache.stride, keys, hd_, padded_, 1.0f);
+      k_.attention_load(values_, head_in(a_.v_cache, tile, kv, hd_), a_.v_cache.stride, keys, hd_, padded_, false);
       for (int64_t r = 0; r < rows; ++r) set_limits(seen(first + r / heads), tile, low_ + r, high_ + r);
       for (int64_t r = 0; r < rows; r += kStepRows) step(r, std::min(kStepRows, rows - r));
     }
@@ -59,7 +59,8 @@ class CacheForward {
   void step(int64_t r, int64_t rows) {
     const Range keys = union_of(low_ + r, high_ + r, rows);
     if (keys.low >= keys.high) return;
-    k_.attention_update({.rows = rows, .padded = padded_, .begin = keys.low, .end = keys.high, .q = q_ + r * padded_,
+    k_.attention_update({.pairs = false, .rows = rows, .padded = padded_, .begin = keys.low, .end = keys.high,
+                         .scale = static_cast<float>(a_.scale), .q = q_ + r * padded_,
                          .keys_t = keys_t_, .values = values_, .low = low_ + r, .high = high_ + r,
                          .sum = sum_ + r * padded_, .top = top_ + r, .norm = norm_ + r, .score = score_});
   }

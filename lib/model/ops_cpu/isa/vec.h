@@ -21,6 +21,7 @@ typedef int32_t vi __attribute__((vector_size(DS_VEC_BYTES)));
 typedef uint32_t vu __attribute__((vector_size(DS_VEC_BYTES)));
 // In memory: any address, any type beside them.
 typedef float vf_mem __attribute__((vector_size(DS_VEC_BYTES), aligned(4), may_alias));
+typedef uint32_t vu_mem __attribute__((vector_size(DS_VEC_BYTES), aligned(4), may_alias));
 typedef uint16_t vh_mem __attribute__((vector_size(DS_VEC_BYTES / 2), aligned(2), may_alias));
 typedef uint16_t vh __attribute__((vector_size(DS_VEC_BYTES / 2)));
 
