@@ -25,6 +25,7 @@ struct Options {
   job::BenchStepOptions step;
   std::vector<int64_t> chunk_slots;
   std::string save;
+  double seconds = 0;  // 0: 0.5, or 0.1 with --save
 };
 
 void step(const Options& o, job::JsonLines& json) {
@@ -58,6 +59,7 @@ void add_bench(CLI::App& app) {
   sub->add_option("--threads", o->step.threads, "worker threads (0: all usable cores)")->capture_default_str()->check(not_negative());
   sub->add_option("--json", o->json, "JSON lines into FILE, or - for stdout")->type_name("FILE|-");
   sub->add_option("--save", o->save, "gemm: measure every kernel at --shape's products, write the choices for --gemm-table")->type_name("FILE");
+  sub->add_option("--seconds", o->seconds, "gemm: of each measurement (0: 0.5, with --save 0.1)")->capture_default_str()->check(not_negative());
   const char* group = "loss, optimizer, step and gemm --save";
   sub->add_option("--shape", o->step.shape, job::shape_names() + ", or a drafter's config.json")->type_name("NAME|FILE")->capture_default_str()->group(group);
   sub->add_option("--tokens", o->step.tokens, "of the row (0: the shape's)")->capture_default_str()->check(not_negative())->group(group);
@@ -78,9 +80,10 @@ void add_bench(CLI::App& app) {
     }
     if (o->what == "optimizer") return print(*o, json, job::bench_optimizer({o->step.shape, o->step.precision, o->step.kernel, o->step.threads, o->step.steps}));
     if (o->json != "-") fmt::print("{}\n", job::kernel_choice(o->step.kernel));
-    if (!o->save.empty()) return print(*o, json, job::bench_gemm_table({o->step.shape, o->step.precision, o->step.kernel, o->step.threads, 0.1, o->save}));
+    if (!o->save.empty()) return print(*o, json, job::bench_gemm_table({o->step.shape, o->step.precision, o->step.kernel, o->step.threads, o->seconds > 0 ? o->seconds : 0.1, o->save}));
     job::BenchGemmOptions options;
     options.kernel = o->step.kernel, options.threads = o->step.threads;
+    if (o->seconds > 0) options.seconds_per_shape = o->seconds;
     print(*o, json, job::bench_gemm(options));
   });
 }

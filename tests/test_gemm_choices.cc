@@ -100,7 +100,7 @@ TEST_CASE("a run goes on with the kernels it began with", "[gemm][cli]") {
   const auto store = b.make_store();
   // What bench measures is a table that train reads.
   const auto measured = b.at("measured.json");
-  const Ran bench = dspark_run({"bench", "gemm", "--save", measured, "--shape", "tiny", "--threads", "1", "--json", "-"});
+  const Ran bench = dspark_run({"bench", "gemm", "--save", measured, "--shape", "tiny", "--threads", "1", "--seconds", "0.01", "--json", "-"});
   INFO(bench.describe());
   REQUIRE(bench.code == 0);
   CHECK(json_lines(bench.out).size() == job::read_gemm_table(measured).size());

@@ -159,10 +159,12 @@ BenchResult bench_shape(GemmContext& ctx, const GemmShape& s, const BenchGemmOpt
   product();
   // Small products are repeated within a sample: a clock and a limit for each of them would take longer than they do.
   const auto inner = static_cast<int>(std::clamp(1e-3 / std::max(seconds_of(product), 1e-9), 1.0, 1e4));
-  double spent = 0;
+  double spent = 0, spent_on_limits = 0;
   while (spent < options.seconds_per_shape || static_cast<int>(r.samples.size()) < options.min_repeats) {
-    limits.push_back(memory_bound ? read_gbps(ctx.pool(), read, kReadBytes)
-                                  : peak_gflops(ctx.pool(), ctx.kernel().table(), s.in));
+    if (spent_on_limits <= spent)  // between the samples, in half of the time
+      spent_on_limits += seconds_of([&] {
+        limits.push_back(memory_bound ? read_gbps(ctx.pool(), read, kReadBytes) : peak_gflops(ctx.pool(), ctx.kernel().table(), s.in));
+      });
     const double all = seconds_of([&] {
       for (int i = 0; i < inner; ++i) product();
     });
