@@ -80,6 +80,15 @@ int64_t panel_rows(const Job& job, int64_t rows) {
 // and so each one's pages and cache lines serve every panel before they are gone.
 constexpr int64_t kPackStep = 64;
 
+// Asks for k [begin, end) of columns `rows` of a source with k down its rows: a few cache lines of each, far apart, which the
+// hardware does not foresee.
+void prefetch_cols(const MatRef& m, Range rows, int64_t begin, int64_t end) {
+  for (int64_t k = begin; k < end; ++k) {
+    const std::byte *p = at(m, k, rows.begin), *last = at(m, k, rows.end);
+    for (; p < last; p += 64) __builtin_prefetch(p);
+  }
+}
+
 // Packs rows [begin, end) of A for one K block, in `panels` panels of nearly equal height.
 void pack_a(const Job& job, Range rows, int64_t panels, int64_t k0, int64_t k_len, int64_t k_pad, std::byte* dst) {
   const GemmTable& t = *job.table;
@@ -88,6 +97,7 @@ void pack_a(const Job& job, Range rows, int64_t panels, int64_t k0, int64_t k_le
                                        : (along_k ? t.pack_rows : t.pack_cols);
   const int64_t step = along_k ? k_pad : kPackStep;
   for (int64_t k = 0; k < k_pad; k += step) {
+    if (!along_k) prefetch_cols(job.a, rows, k0 + k + step, k0 + std::min(k + 2 * step, k_len));
     std::byte* panel = dst;
     for (int64_t i = 0; i < panels; ++i) {
       const Range r = part(rows.end - rows.begin, panels, i);
@@ -101,10 +111,11 @@ void pack_a(const Job& job, Range rows, int64_t panels, int64_t k0, int64_t k_le
       panel += k_pad * p.width * (half ? 2 : 4);
     }
   }
+  if (!along_k) prefetch_cols(job.a, {rows.end, std::min(job.m, 2 * rows.end - rows.begin)}, k0, k0 + std::min(step, k_len));  // the next block's first
 }
 
 // Packs columns [begin, end) of B, `begin` a multiple of nr.
-void pack_b(const Job& job, Range cols, int64_t k0, int64_t k_len, int64_t k_pad, std::byte* dst) {
+void pack_b(const Job& job, Range cols, int64_t k0, int64_t k_len, int64_t k_pad, std::byte* dst, bool past_caches = false) {
   const int nr = job.table->nr;
   const bool along_k = job.b_layout == Layout::rows;
   const int64_t step = along_k ? k_pad : kPackStep;
@@ -116,6 +127,7 @@ void pack_b(const Job& job, Range cols, int64_t k0, int64_t k_len, int64_t k_pad
       p.width = nr;
       p.width_used = static_cast<int>(std::min<int64_t>(nr, cols.end - n));
       p.dst = panel + job.b_bytes(k);
+      p.past_caches = past_caches;
       (along_k ? job.table->pack_rows : job.table->pack_cols)(p);
     }
   }
@@ -298,7 +310,7 @@ PackedB pack_all(GemmContext& ctx, int64_t n, int64_t k, const MatRef& w, Layout
   const Task task = {job, static_cast<std::byte*>(memory), n, k, round_up(k, job.k_unit()), nr};
   ctx.pool().parallel_for(ceil_div(n, nr), 4, [&task](int64_t begin, int64_t end, int) {
     pack_b(task.job, {begin * task.nr, std::min(end * task.nr, task.n)}, 0, task.k, task.k_pad,
-           task.memory + begin * task.job.b_bytes(task.k_pad));
+           task.memory + begin * task.job.b_bytes(task.k_pad), true);
   });
   return {memory, w.dtype, n, k, &kernel, task.k_pad};
 }

@@ -37,6 +37,7 @@ struct PackArgs {
   int64_t k;         // of the source
   int64_t k_pad;     // of the panel, >= k: the rest is zero
   void* dst;
+  int past_caches;   // dst is read much later: 64-byte aligned, of whole vectors
 };
 using PackFn = void (*)(const PackArgs&);
 

@@ -99,9 +99,25 @@ static inline void transpose(VecBits (&x)[kLanes]) {
 
 // Writes units w0.. of one step. A panel narrower than a vector is written whole vectors at a time: each runs over into
 // the next step's units, which are written after it. There is no next step after the `last`.
-static inline void store_units(uint32_t* step, int w0, int width, VecBits v, bool last) {
+static inline void store_units(const PackArgs& p, uint32_t* step, int w0, VecBits v, bool last) {
+  const int width = p.width;
+#if DS_ISA_LEVEL >= 2
+  if (p.past_caches) {
+    _mm512_stream_si512((__m512i*)(step + w0), (__m512i)v);
+    return;
+  }
+#endif
   if (w0 + kLanes <= width || (w0 == 0 && !last)) memcpy(step + w0, &v, sizeof v);
   else memcpy(step + w0, &v, static_cast<size_t>(width - w0) * 4);
+}
+
+// Orders stores past the caches before whatever tells other threads that they are done.
+static inline void finish_stores(const PackArgs& p) {
+#if DS_ISA_LEVEL >= 2
+  if (p.past_caches) _mm_sfence();
+#else
+  (void)p;
+#endif
 }
 
 template <Unit kUnit>
@@ -120,12 +136,13 @@ void pack_rows_as(const PackArgs& p) {
       }
       transpose(block);
       if (n == kLanes) {
-        DS_UNROLL for (int i = 0; i < kLanes; ++i) store_units(dst + i * p.width, w0, p.width, block[i], s0 + i + 1 == steps);
+        DS_UNROLL for (int i = 0; i < kLanes; ++i) store_units(p, dst + i * p.width, w0, block[i], s0 + i + 1 == steps);
       } else {
-        for (int64_t i = 0; i < n; ++i) store_units(dst + i * p.width, w0, p.width, block[i], s0 + i + 1 == steps);
+        for (int64_t i = 0; i < n; ++i) store_units(p, dst + i * p.width, w0, block[i], s0 + i + 1 == steps);
       }
     }
   }
+  finish_stores(p);
 }
 
 template <Unit kUnit>
@@ -136,8 +153,9 @@ void pack_cols_as(const PackArgs& p) {
     for (int w0 = 0; w0 < p.width; w0 += kLanes) {
       const int64_t left = k < p.k ? p.width_used - w0 : 0;
       const VecBits units = units_along_w<kUnit>(p, k * p.stride + w0, left, k + 1 < p.k);
-      store_units(dst, w0, p.width, units, k + kPer >= p.k_pad);
+      store_units(p, dst, w0, units, k + kPer >= p.k_pad);
     }
+  finish_stores(p);
 }
 
 void pack_rows(const PackArgs& p) {
