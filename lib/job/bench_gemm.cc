@@ -68,9 +68,11 @@ double peak_gflops(ThreadPool& pool, const model::cpu::GemmTable& table, DType t
   // The first turns may be over before the scheduler has given a thread that slept a core of its own.
   for (int turn = 0; turn < 4;) {
     const double s = seconds_of([&] {
-      pool.parallel_for(pool.size(), 1, [&](int64_t, int64_t, int thread) {
-        float sink = 0.001f;
-        flops[static_cast<size_t>(thread)] = peak(rounds, &sink);
+      pool.parallel_for(pool.size(), 1, [&](int64_t begin, int64_t end, int) {
+        for (int64_t i = begin; i < end; ++i) {
+          float sink = 0.001f;
+          flops[static_cast<size_t>(i)] = peak(rounds, &sink);
+        }
       });
     });
     if (s < 5e-3) {
@@ -89,16 +91,19 @@ MatrixLimit measure_matrix_limit(const std::string& kernel, int threads, DType t
   ThreadPool pool(threads > 0 ? threads : usable_cores());
   const model::cpu::GemmTable& table = model::cpu::select_kernel(kernel).table();
   const auto peak = type == DType::bf16 ? table.peak_bf16 : table.peak_f32;
+  // A turn for each thread, by its own clock: one that wakes late may leave its turn to another.
   std::vector<double> rates(static_cast<size_t>(pool.size()));
-  pool.parallel_for(pool.size(), 1, [&](int64_t, int64_t, int thread) {
-    float sink = 0.001f;
-    double& best = rates[static_cast<size_t>(thread)];
-    int64_t rounds = 2000;
-    for (double spent = 0; spent < 0.03;) {
-      const double start = thread_cpu_s(), flops = peak(rounds, &sink), seconds = thread_cpu_s() - start;
-      if (seconds < 1e-3) rounds *= 4;
-      else best = std::max(best, flops / seconds);
-      spent += std::max(seconds, 1e-6);
+  pool.parallel_for(pool.size(), 1, [&](int64_t begin, int64_t end, int) {
+    for (int64_t i = begin; i < end; ++i) {
+      float sink = 0.001f;
+      double& best = rates[static_cast<size_t>(i)];
+      int64_t rounds = 2000;
+      for (double spent = 0; spent < 0.03;) {
+        const double start = thread_cpu_s(), flops = peak(rounds, &sink), seconds = thread_cpu_s() - start;
+        if (seconds < 1e-3) rounds *= 4;
+        else best = std::max(best, flops / seconds);
+        spent += std::max(seconds, 1e-6);
+      }
     }
   });
   double sum = 0;
