@@ -1,16 +1,13 @@
-// What the kernels of anchor attention, forward and backward, share: who sees what, and how rows come into shared memory.
+// What the kernels of anchor attention, forward and backward, share: who sees what, and the walk over the keys of a block's tasks.
 //
-// A task is 16 query rows of one anchor and one kv head (rows: head in the group, then slot) and is one warp's. A block takes
-// neighbouring tasks, so that neighbouring anchors share the context tiles they load; a warp leaves out tiles its anchor does not
-// see, and tiles begin at multiples of kKeys rows of the context, so that a row's bits depend on nothing but the row.
+// A task is 16 query rows of one anchor and one kv head (rows: head in the group, then slot); neighbouring anchors share the context
+// tiles they load. Anchors are sorted by row, and padding (row -1) is behind them, so that the anchors which see a stretch of the
+// context are neighbours too: the backward finds where they begin and end by bisection and needs no list of them.
 #pragma once
 
-#include "cuda/matrix.h"
-#include "cuda/tile.h"
+#include "cuda/attention.h"
 
 namespace dspark::cuda {
-
-constexpr int kKeys = 32;  // context rows of one tile
 
 // One anchor's view. Rows of the context it may see: [begin, end).
 struct AnchorView {
@@ -34,10 +31,19 @@ DS_DEVICE bool sees_context(const AnchorArgs& a, const AnchorView& v, int slot, 
 }
 DS_DEVICE bool sees_block(const AnchorArgs& a, int slot, int j) { return j < a.block && (!a.causal || (j <= slot && (a.window == 0 || slot - j < a.window))); }
 
-// Where a row of a tile comes from; row -1: zeros.
-struct Place {
-  int64_t row, col;
-};
+// The first anchor that is padding or for whose view `past` holds, which must go on holding behind it.
+template <typename Past>
+DS_DEVICE int bisect_anchors(const AnchorArgs& a, const Past& past) {
+  int low = 0, high = a.anchors;
+  while (low < high) {
+    const int middle = (low + high) / 2;
+    const AnchorView v = anchor_view(a, middle);
+    if (v.row < 0 || past(v)) high = middle;
+    else low = middle + 1;
+  }
+  return low;
+}
+
 // Query row r of an anchor (head in the group * block + slot).
 DS_DEVICE Place query_place(const AnchorArgs& a, int anchor, int kv_head, int r) {
   const int group = a.heads / a.kv_heads;
@@ -45,69 +51,64 @@ DS_DEVICE Place query_place(const AnchorArgs& a, int anchor, int kv_head, int r)
   return {int64_t{anchor} * a.block + r % a.block, int64_t{kv_head * group + r / a.block} * a.head_dim};
 }
 
-// Rows [0, rows) of a tile [rows, kHd], kHd / 8 chunks a row, zeros behind the head's columns; all threads of the block.
-template <typename T, int kHd, typename PlaceOf>
-DS_DEVICE void load_tile(Shared<T> to, int rows, const Matrix& m, int head_dim, const PlaceOf& place_of) {
-  constexpr int kPitch = kHd + 8, kChunks = kHd / kChunk;
-  for (int k = thread(); k < rows * kChunks; k += threads()) {
-    const int r = k / kChunks, c = k % kChunks * kChunk;
-    const Place p = place_of(r);
-    float v[kChunk] = {};
-    if (p.row >= 0 && c < head_dim) {
-      Matrix head = m;
-      head.cols = p.col + head_dim;
-      load_chunk(v, head, p.row, p.col + c);
+constexpr int tasks_per_anchor(const AnchorArgs& a) { return (a.heads / a.kv_heads * a.block + 15) / 16; }
+inline unsigned task_blocks(const AnchorArgs& a, int tasks) { return static_cast<unsigned>((int64_t{a.anchors} * tasks_per_anchor(a) + tasks - 1) / tasks); }
+
+// The kTasks tasks of a block of the grid [task_blocks, kv heads], one of them this warp's.
+template <int kTasks>
+struct AnchorTasks {
+  int per_anchor, kv_head, first, first_anchor, last_anchor;  // of the block
+  int anchor, first_row;                                      // of the warp
+  AnchorView view;
+
+  DS_DEVICE explicit AnchorTasks(const AnchorArgs& a)
+      : per_anchor(tasks_per_anchor(a)), kv_head(static_cast<int>(block_y())), first(static_cast<int>(block_x()) * kTasks), first_anchor(first / per_anchor),
+        last_anchor((first + kTasks - 1) / per_anchor), anchor((first + warp()) / per_anchor), first_row((first + warp()) % per_anchor * 16), view(anchor_view(a, anchor)) {}
+  // Row r of the block's 16 kTasks.
+  DS_DEVICE Place query(const AnchorArgs& a, int r) const {
+    const int task = first + r / 16;
+    return query_place(a, task / per_anchor, kv_head, task % per_anchor * 16 + r % 16);
+  }
+  // The warp's row of a lane's half, and its head and slot.
+  DS_DEVICE int row(int half) const { return first_row + lane() / 4 + 8 * half; }
+  DS_DEVICE Place place(const AnchorArgs& a, int half) const { return query_place(a, anchor, kv_head, row(half)); }
+  DS_DEVICE int head(const AnchorArgs& a, int half) const { return kv_head * (a.heads / a.kv_heads) + row(half) / a.block; }
+
+  // Loads the keys and values that some task of the block sees, a tile at a time. body(key0, sees) is for 16 of a tile that this
+  // warp's task sees some of; sees(slot, key in the tile).
+  template <typename T, int kHd, typename Body>
+  DS_DEVICE void for_keys(const AnchorArgs& a, Shared<T> k, Shared<T> v, const Body& body) const {
+    const int64_t col = int64_t{kv_head} * a.head_dim;
+    int lo = 0x7fffffff, hi = 0;
+    for (int n = first_anchor; n <= last_anchor; ++n) {
+      const AnchorView w = anchor_view(a, n);
+      if (w.begin >= w.end) continue;
+      lo = w.begin < lo ? w.begin : lo;
+      hi = w.end > hi ? w.end : hi;
     }
-    Vector<T, kChunk> whole;
-    DS_UNROLL
-    for (int i = 0; i < kChunk; ++i) whole.v[i] = from_float<T>(v[i]);
-    to.template set_vector<Vector<T, kChunk>>(r * kPitch + c, whole);
+    for (int t0 = lo / kKeys * kKeys; t0 < hi; t0 += kKeys) {
+      bool wanted = false;
+      for (int n = first_anchor; n <= last_anchor; ++n) wanted = wanted || sees_tile(anchor_view(a, n), t0, kKeys);
+      if (!wanted) continue;
+      const auto place = [&](int r) { return Place{t0 + r < a.k_ctx.rows ? int64_t{t0} + r : -1, col}; };
+      sync_block();
+      load_tile<T, kHd>(k, kKeys, a.k_ctx, a.head_dim, place);
+      load_tile<T, kHd>(v, kKeys, a.v_ctx, a.head_dim, place);
+      sync_block();
+      if (!sees_tile(view, t0, kKeys)) continue;
+      for (int key0 = 0; key0 < kKeys; key0 += 16) body(key0, [&](int slot, int key) { return sees_context(a, view, slot, t0 + key); });
+    }
+    for (int n = first_anchor; n <= last_anchor && n < a.anchors; ++n)
+      for (int j0 = 0; j0 < a.block; j0 += kKeys) {
+        const auto place = [&](int r) { return Place{j0 + r < a.block ? int64_t{n} * a.block + j0 + r : -1, col}; };
+        sync_block();
+        load_tile<T, kHd>(k, kKeys, a.k_block, a.head_dim, place);
+        load_tile<T, kHd>(v, kKeys, a.v_block, a.head_dim, place);
+        sync_block();
+        if (n != anchor || view.row < 0) continue;
+        for (int key0 = 0; key0 < kKeys && j0 + key0 < a.block; key0 += 16) body(key0, [&](int slot, int key) { return sees_block(a, slot, j0 + key); });
+      }
   }
-}
-
-DS_DEVICE void store_element(const Matrix& m, int64_t row, int64_t col, float v) {
-  if (m.half) store(static_cast<bf16*>(m.data) + row * m.stride + col, narrow(v));
-  else store(static_cast<float*>(m.data) + row * m.stride + col, v);
-}
-
-// s [2][4] += a tile's rows [row, +16) times b's rows [key, +16) along the head: element i of s[j] is (row + g + 8 (i / 2),
-// key + 8 j + 2 t + i % 2).
-template <typename T, int kHd>
-DS_DEVICE void rows_times_rows(float (&s)[2][4], Shared<T> a, int row, Shared<T> b, int key) {
-  DS_UNROLL
-  for (int c = 0; c < kHd; c += 16) {
-    typename Mma<T>::A fa;
-    typename Mma<T>::B fb[2];
-    Mma<T>::load_a(fa, a, row, c, kHd + 8);
-    Mma<T>::load_b(fb, b, key, c, kHd + 8);
-    Mma<T>::mma(s[0], fa, fb[0]);
-    Mma<T>::mma(s[1], fa, fb[1]);
-  }
-}
-// out [kHd / 8][4] += p (16 x 16, as rows_times_rows leaves it, rounded to T) times b's rows [key, +16).
-template <typename T, int kHd>
-DS_DEVICE void weights_times_rows(float (&out)[kHd / 8][4], const float (&p)[2][4], Shared<T> b, int key) {
-  typename Mma<T>::A fa;
-  Mma<T>::from_c(fa, p[0], p[1]);
-  DS_UNROLL
-  for (int c = 0; c < kHd; c += 16) {
-    typename Mma<T>::B fb[2];
-    Mma<T>::load_b_transposed(fb, b, key, c, kHd + 8);
-    Mma<T>::mma(out[c / 8], fa, fb[0]);
-    Mma<T>::mma(out[c / 8 + 1], fa, fb[1]);
-  }
-}
-
-// Calls f with the padded head size as a constant.
-template <int kValue>
-struct HeadSize {
-  static constexpr int value = kValue;
 };
-template <typename F>
-void by_head_size(int head_dim, const F& f) {
-  if (head_dim <= 16) f(HeadSize<16>{});
-  else if (head_dim <= 64) f(HeadSize<64>{});
-  else f(HeadSize<128>{});
-}
 
 }  // namespace dspark::cuda

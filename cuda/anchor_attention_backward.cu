@@ -1,6 +1,6 @@
 // anchor_attention_backward. With p = exp(s - lse) and delta = sum(d_out out): ds = scale p (d_out v - delta), d_q = ds k,
 // d_k = ds^T q, d_v = p^T d_out. Three kernels: delta; d_q, by query rows as the forward; d_k and d_v, by keys, where a block walks
-// the anchors that see its keys in their order, so that every sum has one owner.
+// the anchors that see its keys, and no others, in their order, so that every sum has one owner.
 #include "cuda/anchor_attention.h"
 
 namespace dspark::cuda {
@@ -34,38 +34,21 @@ DS_KERNEL void DS_THREADS_ALONE(kTasks* kWarp) anchor_dq_kernel(AnchorArgs a) {
   constexpr int kPitch = kHd + 8, kRows = 16 * kTasks, kBytes = static_cast<int>(sizeof(T));
   const Shared<T> q(0, kRows * kPitch), d_out(kRows * kPitch * kBytes, kRows * kPitch), k(2 * kRows * kPitch * kBytes, kKeys * kPitch),
       v((2 * kRows + kKeys) * kPitch * kBytes, kKeys * kPitch);
-  const int group = a.heads / a.kv_heads, rows = group * a.block, per_anchor = (rows + 15) / 16;
-  const int kv_head = static_cast<int>(block_y()), first_task = static_cast<int>(block_x()) * kTasks;
-  const int first_anchor = first_task / per_anchor, last_anchor = (first_task + kTasks - 1) / per_anchor;
-  const int anchor = (first_task + warp()) / per_anchor, first_row = (first_task + warp()) % per_anchor * 16;
-  const AnchorView mine = anchor_view(a, anchor);
-  int lo = 0x7fffffff, hi = 0;
-  for (int n = first_anchor; n <= last_anchor; ++n) {
-    const AnchorView w = anchor_view(a, n);
-    if (w.begin >= w.end) continue;
-    lo = w.begin < lo ? w.begin : lo;
-    hi = w.end > hi ? w.end : hi;
-  }
-  const auto query = [&](int r) {
-    const int task = first_task + r / 16;
-    return query_place(a, task / per_anchor, kv_head, task % per_anchor * 16 + r % 16);
-  };
+  const AnchorTasks<kTasks> tasks(a);
+  const auto query = [&](int r) { return tasks.query(a, r); };
   load_tile<T, kHd>(q, kRows, a.q, a.head_dim, query);
   load_tile<T, kHd>(d_out, kRows, a.d_out, a.head_dim, query);
 
   float gradient[kHd / 8][4] = {}, lse[2] = {}, delta[2] = {};
-  int slot[2];
+  const int slots[2] = {tasks.row(0) % a.block, tasks.row(1) % a.block};
   DS_UNROLL
-  for (int i = 0; i < 2; ++i) {
-    const int r = first_row + lane() / 4 + 8 * i, head = kv_head * group + r / a.block;
-    const Place p = query_place(a, anchor, kv_head, r);
-    slot[i] = r % a.block;
+  for (int half = 0; half < 2; ++half) {
+    const Place p = tasks.place(a, half);
     if (p.row < 0) continue;
-    lse[i] = load(static_cast<const float*>(a.lse.data) + p.row * a.lse.stride + head);
-    delta[i] = load(a.delta + p.row * a.heads + head);
+    lse[half] = load(static_cast<const float*>(a.lse.data) + p.row * a.lse.stride + tasks.head(a, half));
+    delta[half] = load(a.delta + p.row * a.heads + tasks.head(a, half));
   }
-  const int64_t kv_col = int64_t{kv_head} * a.head_dim;
-  const auto add = [&](int key0, const auto& sees) {
+  tasks.template for_keys<T, kHd>(a, k, v, [&](int key0, const auto& sees) {
     float s[2][4] = {}, d[2][4] = {};
     rows_times_rows<T, kHd>(s, q, warp() * 16, k, key0);
     rows_times_rows<T, kHd>(d, d_out, warp() * 16, v, key0);
@@ -73,36 +56,14 @@ DS_KERNEL void DS_THREADS_ALONE(kTasks* kWarp) anchor_dq_kernel(AnchorArgs a) {
     for (int j = 0; j < 2; ++j)
       DS_UNROLL
       for (int i = 0; i < 4; ++i) {
-        const bool seen = sees(slot[i / 2], key0 + 8 * j + 2 * (lane() % 4) + i % 2);
+        const bool seen = sees(slots[i / 2], key0 + 8 * j + 2 * (lane() % 4) + i % 2);
         s[j][i] = seen ? a.scale * expf(s[j][i] * a.scale - lse[i / 2]) * (d[j][i] - delta[i / 2]) : 0.0f;
       }
     weights_times_rows<T, kHd>(gradient, s, k, key0);
-  };
-  for (int t0 = lo / kKeys * kKeys; t0 < hi; t0 += kKeys) {
-    bool wanted = false;
-    for (int n = first_anchor; n <= last_anchor; ++n) wanted = wanted || sees_tile(anchor_view(a, n), t0, kKeys);
-    if (!wanted) continue;
-    sync_block();
-    const auto place = [&](int r) { return Place{t0 + r < a.k_ctx.rows ? int64_t{t0} + r : -1, kv_col}; };
-    load_tile<T, kHd>(k, kKeys, a.k_ctx, a.head_dim, place);
-    load_tile<T, kHd>(v, kKeys, a.v_ctx, a.head_dim, place);
-    sync_block();
-    if (!sees_tile(mine, t0, kKeys)) continue;
-    for (int key0 = 0; key0 < kKeys; key0 += 16) add(key0, [&](int row_slot, int key) { return sees_context(a, mine, row_slot, t0 + key); });
-  }
-  for (int n = first_anchor; n <= last_anchor && n < a.anchors; ++n)
-    for (int j0 = 0; j0 < a.block; j0 += kKeys) {
-      sync_block();
-      const auto place = [&](int r) { return Place{j0 + r < a.block ? int64_t{n} * a.block + j0 + r : -1, kv_col}; };
-      load_tile<T, kHd>(k, kKeys, a.k_block, a.head_dim, place);
-      load_tile<T, kHd>(v, kKeys, a.v_block, a.head_dim, place);
-      sync_block();
-      if (n != anchor || mine.row < 0) continue;
-      for (int key0 = 0; key0 < kKeys && j0 + key0 < a.block; key0 += 16) add(key0, [&](int row_slot, int key) { return sees_block(a, row_slot, j0 + key); });
-    }
+  });
   DS_UNROLL
   for (int i = 0; i < 4; ++i) {
-    const Place p = query_place(a, anchor, kv_head, first_row + lane() / 4 + 8 * (i / 2));
+    const Place p = tasks.place(a, i / 2);
     if (p.row < 0) continue;
     DS_UNROLL
     for (int c = 0; c < kHd / 8; ++c) {
@@ -131,9 +92,11 @@ DS_KERNEL void DS_THREADS_ALONE(kTasks* kWarp) anchor_dkv_kernel(AnchorArgs a, i
   load_tile<T, kHd>(v, kOwnKeys, context ? a.v_ctx : a.v_block, a.head_dim, place);
 
   float d_k[kHd / 8][4] = {}, d_v[kHd / 8][4] = {};
-  for (int n = context ? 0 : own_anchor; n < (context ? a.anchors : own_anchor + 1); ++n) {
+  const int begin = context ? bisect_anchors(a, [&](const AnchorView& v) { return v.end > first; }) : own_anchor;
+  const int stop = context ? bisect_anchors(a, [&](const AnchorView& v) { return v.begin >= first + kOwnKeys; }) : own_anchor + 1;
+  for (int n = begin; n < stop; ++n) {
     const AnchorView view = anchor_view(a, n);
-    if (view.row < 0 || (context && !sees_tile(view, first, kOwnKeys))) continue;
+    if (view.row < 0) continue;  // the block of an anchor that is padding
     for (int r0 = 0; r0 < rows; r0 += kQueries) {
       sync_block();
       const auto query = [&](int r) { return query_place(a, n, kv_head, r0 + r); };
@@ -181,14 +144,12 @@ DS_KERNEL void DS_THREADS_ALONE(kTasks* kWarp) anchor_dkv_kernel(AnchorArgs a, i
 
 template <typename T>
 void run(Stream stream, const AnchorArgs& a) {
-  const int rows = a.heads / a.kv_heads * a.block, per_anchor = (rows + 15) / 16;
   const auto kv_heads = static_cast<unsigned>(a.kv_heads);
   const auto context_blocks = static_cast<int>((a.k_ctx.rows + kOwnKeys - 1) / kOwnKeys);
   const auto key_blocks = static_cast<unsigned>(context_blocks + a.anchors * ((a.block + kOwnKeys - 1) / kOwnKeys));
-  const auto task_blocks = static_cast<unsigned>((int64_t{a.anchors} * per_anchor + kTasks - 1) / kTasks);
   by_head_size(a.head_dim, [&](auto size) {
     constexpr int kHd = decltype(size)::value, kRowBytes = (kHd + 8) * static_cast<int>(sizeof(T));
-    if (task_blocks > 0) launch(stream, {task_blocks, kv_heads}, {kTasks * kWarp}, (2 * 16 * kTasks + 2 * kKeys) * kRowBytes, anchor_dq_kernel<T, kHd>, a);
+    if (a.anchors > 0) launch(stream, {task_blocks(a, kTasks), kv_heads}, {kTasks * kWarp}, (2 * 16 * kTasks + 2 * kKeys) * kRowBytes, anchor_dq_kernel<T, kHd>, a);
     if (key_blocks > 0)
       launch(stream, {key_blocks, kv_heads}, {kTasks * kWarp}, (2 * kOwnKeys + 2 * kQueries) * kRowBytes + 2 * kQueries * 4, anchor_dkv_kernel<T, kHd>, a, context_blocks);
   });
