@@ -169,4 +169,32 @@ struct AnchorArgs {
 void anchor_attention(Stream stream, const AnchorArgs& a);
 void anchor_attention_backward(Stream stream, const AnchorArgs& a);
 
+// cache_attention.cu
+struct CacheArgs {
+  Matrix out, q, k, v;
+  int64_t first = 0;
+  int window = 0, heads = 0, kv_heads = 0, head_dim = 0;
+  bool in_bf16 = false;
+  float scale = 1;
+};
+void cache_attention(Stream stream, const CacheArgs& a);
+
+// token_probs.cu, sample_tokens.cu, verify_block.cu
+struct ProbsArgs {
+  Matrix probs, logits;
+  double temperature = 1, top_p = 1, min_p = 0;
+  int64_t top_k = 0;
+};
+void token_probs(Stream stream, const ProbsArgs& a);
+void sample_tokens(Stream stream, int32_t* ids, int32_t* raw_ids, Matrix probs, const double* uniform, const int32_t* map);
+struct VerifyArgs {
+  int32_t* result = nullptr;
+  const int32_t *draft_ids = nullptr, *map = nullptr;
+  int drafted = 0;
+  Matrix draft, target;
+  const double* uniform = nullptr;
+  float* residual = nullptr;
+};
+void verify_block(Stream stream, const VerifyArgs& a);
+
 }  // namespace dspark::cuda

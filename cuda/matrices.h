@@ -16,4 +16,12 @@ inline Matrix mat(const model::Tensor& t) {
   return {p, t.rows, t.cols, t.stride, bytes == 2, reinterpret_cast<uintptr_t>(p) % 16 == 0 && (t.rows <= 1 || t.stride * bytes % 16 == 0)};
 }
 
+// Heads of head_dim columns side by side: 16-byte accesses need heads that begin at multiples of 16 bytes.
+inline Matrix heads_of(const model::Tensor& t, int64_t head_dim) {
+  DS_REQUIRE(head_dim <= kMaxHeadDim, "the cuda backend has attention for heads of up to {} columns, not {}; use --device cpu", kMaxHeadDim, head_dim);
+  Matrix m = mat(t);
+  m.vector = m.vector && head_dim % 8 == 0;
+  return m;
+}
+
 }  // namespace dspark::cuda

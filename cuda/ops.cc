@@ -122,14 +122,24 @@ void CudaOps::adamw(Context&, const AdamW& a) {
                          static_cast<float>(1 - a.beta1), static_cast<float>(a.beta2), static_cast<float>(1 - a.beta2), static_cast<float>(a.eps)});
 }
 
-// ---- not there yet ---------------------------------------------------------------------------------------------------------
+// ---- decoding --------------------------------------------------------------------------------------------------------------
 
-#define DS_NOT_YET(name, Args) \
-  void CudaOps::name(Context&, const Args&) { fail("the cuda backend has no {} yet; use --device cpu", #name); }
-DS_NOT_YET(cache_attention, CacheAttention)
-DS_NOT_YET(token_probs, TokenProbs)
-DS_NOT_YET(sample_tokens, SampleTokens)
-DS_NOT_YET(verify_block, VerifyBlock)
-#undef DS_NOT_YET
+void CudaOps::cache_attention(Context&, const CacheAttention& a) {
+  const auto heads = [&](const Tensor& t) { return heads_of(t, a.head_dim); };
+  bool in_bf16 = true;
+  for (const Tensor* t : {&a.q, &a.k_cache, &a.v_cache}) in_bf16 = in_bf16 && t->dtype == DType::bf16;
+  cuda::cache_attention(stream(), {heads(a.out), heads(a.q), heads(a.k_cache), heads(a.v_cache), a.first, static_cast<int>(a.window), static_cast<int>(a.q.cols / a.head_dim),
+                                   static_cast<int>(a.k_cache.cols / a.head_dim), static_cast<int>(a.head_dim), in_bf16, static_cast<float>(a.scale)});
+}
+void CudaOps::token_probs(Context&, const TokenProbs& a) {
+  cuda::token_probs(stream(), {mat(a.probs), mat(a.logits), a.params.temperature, a.params.top_p, a.params.min_p, a.params.top_k});
+}
+void CudaOps::sample_tokens(Context&, const SampleTokens& a) {
+  cuda::sample_tokens(stream(), pointer<int32_t>(a.ids), pointer<int32_t>(a.raw_ids), mat(a.probs), pointer<double>(a.uniform), pointer<int32_t>(a.map));
+}
+void CudaOps::verify_block(Context&, const VerifyBlock& a) {
+  cuda::verify_block(stream(), {pointer<int32_t>(a.result), pointer<int32_t>(a.draft_ids), pointer<int32_t>(a.map), static_cast<int>(a.draft_ids.cols), mat(a.draft_probs),
+                                mat(a.target_probs), pointer<double>(a.uniform), pointer<float>(a.work)});
+}
 
 }  // namespace dspark::cuda

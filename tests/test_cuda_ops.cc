@@ -5,6 +5,7 @@
 #include <memory>
 #include <set>
 
+#include "core/rng.h"
 #include "cuda/backend.h"
 #include "cuda/library.h"
 #include "cuda_emulation/block.h"
@@ -21,9 +22,6 @@ using model::Context;
 using model::Precision;
 using model::Queue;
 using model::Tensor;
-
-// Operators that are still to come; the table's cases of the same name are left out.
-const std::set<std::string> kMissing = {"cache_attention", "token_probs", "sample_tokens", "verify_block"};
 
 std::unique_ptr<model::Backend> cuda_backend(Precision precision = Precision::bf16, const std::string& device = "cuda") {
   model::BackendOptions options;
@@ -101,8 +99,8 @@ OpCases wide_cases() {
 TEST_CASE("the cuda backend agrees with the reference in fp32 and bf16", "[cuda][ops]") {
   for (const Precision precision : {Precision::fp32, Precision::bf16}) {
     emulation::set_seed(precision == Precision::fp32 ? 1 : 2);
-    run_table(*cuda_backend(precision), kMissing);
-    run_table(*cuda_backend(precision), {}, wide_cases());
+    run_table(*cuda_backend(precision));
+    run_table(*cuda_backend(precision), wide_cases());
   }
   CHECK(emulation::live_objects() == 0);
   CHECK(emulation::global_allocations() == 0);
@@ -110,21 +108,77 @@ TEST_CASE("the cuda backend agrees with the reference in fp32 and bf16", "[cuda]
 
 TEST_CASE("on the cuda backend a row's bits depend on nothing but the row", "[cuda][ops]") {
   const auto first = cuda_backend(), second = cuda_backend();
-  same_bits_on(first->context(), second->context(), kMissing);  // and not on the order of blocks, threads and streams
-  rows_alone(first->context(), kMissing);
+  same_bits_on(first->context(), second->context());  // and not on the order of blocks, threads and streams
+  rows_alone(first->context());
 }
 
-TEST_CASE("operators that the cuda backend lacks say so", "[cuda]") {
-  const auto backend = cuda_backend();
-  const auto says = [&](const auto& args, auto call, const std::string& name) {
-    CHECK_THROWS_WITH(call(backend->context().ops(), backend->context(), args), Catch::Equals("the cuda backend has no " + name + " yet; use --device cpu"));
+// Every choice that sampling makes, with the numbers a run draws: ids and decisions must be the cpu backend's, not only close.
+TEST_CASE("the cuda backend keeps, draws and accepts the tokens the cpu backend does", "[cuda][ops]") {
+  emulation::set_seed(5);
+  const auto cuda = cuda_backend(Precision::fp32), cpu = model::make_cpu_backend({.precision = Precision::fp32, .threads = 1});
+  constexpr int64_t kVocab = 3001, kDrafted = 5, kMapped = 700;
+  const Rng values(3, RngStream::test), uniforms(4, RngStream::sampling);
+  std::vector<double> logits(static_cast<size_t>((2 * kDrafted + 1) * kVocab));
+  for (size_t i = 0; i < logits.size(); ++i) logits[i] = std::round(6 * values.normal(i)) / 4;  // many ties
+  std::vector<int32_t> map(kMapped);
+  for (size_t j = 0; j < map.size(); ++j) map[j] = static_cast<int32_t>((j * 1009 + 17) % kVocab);
+
+  struct Outcome {
+    std::vector<double> draft, target;
+    std::vector<int32_t> ids, raw, result;
   };
-#define DS_SAYS(name, Args) says(model::Args{}, [](model::Ops& ops, Context& ctx, const model::Args& a) { ops.name(ctx, a); }, #name);
-  DS_SAYS(cache_attention, CacheAttention)
-  DS_SAYS(token_probs, TokenProbs)
-  DS_SAYS(sample_tokens, SampleTokens)
-  DS_SAYS(verify_block, VerifyBlock)
-#undef DS_SAYS
+  const auto run = [&](Context& ctx, const model::SamplingParams& params, bool mapped, uint64_t round) {
+    std::vector<Tensor> owned;
+    const auto put = [&](DType dtype, int64_t rows, int64_t cols, const void* p, DType from) {
+      owned.push_back(ctx.allocate(dtype, rows, cols));
+      if (p != nullptr) ctx.upload_now(owned.back(), {p, from, rows, cols, cols});
+      return owned.back();
+    };
+    const int64_t draft_vocab = mapped ? kMapped : kVocab;
+    const Tensor draft = put(DType::f32, kDrafted, draft_vocab, logits.data(), DType::f64), target = put(DType::f32, kDrafted + 1, kVocab, logits.data() + kDrafted * kVocab, DType::f64);
+    const Tensor draft_probs = put(DType::f32, kDrafted, draft_vocab, nullptr, DType::f32), target_probs = put(DType::f32, kDrafted + 1, kVocab, nullptr, DType::f32);
+    model::token_probs(ctx, {draft_probs, draft, params});
+    model::token_probs(ctx, {target_probs, target, params});
+    std::vector<double> u;
+    for (uint64_t i = 0; i < 2 * kDrafted + 1; ++i) u.push_back(uniforms.uniform(round * 100 + i));
+    const Tensor draws = put(DType::f64, 1, kDrafted, u.data(), DType::f64), accepts = put(DType::f64, 1, kDrafted + 1, u.data() + kDrafted, DType::f64);
+    const Tensor ids = put(DType::i32, 1, kDrafted, nullptr, DType::i32), raw = put(DType::i32, 1, kDrafted, nullptr, DType::i32), result = put(DType::i32, 1, 2, nullptr, DType::i32);
+    const Tensor ids_of = mapped ? put(DType::i32, 1, kMapped, map.data(), DType::i32) : Tensor{};
+    model::sample_tokens(ctx, {ids, draft_probs, draws, ids_of, raw});
+    model::verify_block(ctx, {result, ids, draft_probs, ids_of, target_probs, accepts, put(DType::f32, 1, kVocab, nullptr, DType::f32)});
+    const auto floats = [&](const Tensor& t) {
+      std::vector<double> v(static_cast<size_t>(t.size()));
+      ctx.download_now({v.data(), DType::f64, t.rows, t.cols, t.cols}, t);
+      return v;
+    };
+    const auto ints = [&](const Tensor& t) {
+      std::vector<int32_t> v(static_cast<size_t>(t.size()));
+      ctx.download_now({v.data(), DType::i32, t.rows, t.cols, t.cols}, t);
+      return v;
+    };
+    const Outcome o{floats(draft_probs), floats(target_probs), ints(ids), ints(raw), ints(result)};
+    for (const Tensor& t : owned) ctx.free(t);
+    return o;
+  };
+  const model::SamplingParams settings[] = {{}, {.temperature = 0}, {.temperature = 0.7, .top_k = 50, .top_p = 0.9}, {.top_p = 0.95, .min_p = 0.01}};
+  std::set<int32_t> accepted;
+  uint64_t round = 0;
+  for (const model::SamplingParams& params : settings)
+    for (const bool mapped : {false, true})
+      for (int repeat = 0; repeat < 4; ++repeat, ++round) {
+        INFO("temperature " << params.temperature << " top_k " << params.top_k << " top_p " << params.top_p << (mapped ? ", mapped" : "") << ", round " << round);
+        const Outcome got = run(cuda->context(), params, mapped, round), want = run(cpu->context(), params, mapped, round);
+        for (const auto& [g, w] : {std::pair{&got.draft, &want.draft}, std::pair{&got.target, &want.target}})
+          for (size_t i = 0; i < w->size(); ++i) {
+            const bool same = ((*g)[i] > 0) == ((*w)[i] > 0) && std::fabs((*g)[i] - (*w)[i]) <= 1e-6 * (*w)[i];
+            if (!same) FAIL("probability " << i << ": " << (*g)[i] << " for " << (*w)[i]);
+          }
+        CHECK(got.ids == want.ids);
+        CHECK(got.raw == want.raw);
+        CHECK(got.result == want.result);
+        accepted.insert(want.result[0]);
+      }
+  CHECK(accepted.size() >= 3);  // rounds of several lengths
 }
 
 TEST_CASE("transfers of the cuda backend convert, keep strides and happen in the order of events", "[cuda]") {
