@@ -33,6 +33,11 @@ struct AdamWStep {
   float lr, bias1, bias2, eps;
 };
 
+// Muon's update of an element: fresh * (grad * scale) + keep * buf, with the buffer already moved.
+struct MuonMomentum {
+  float keep, fresh, scale;
+};
+
 // X(result, name, parameters)
 #define DS_KERNELS(X)                                                                                                 \
   /* dst = src, converted */                                                                                          \
@@ -65,6 +70,14 @@ struct AdamWStep {
   X(void, tempered_exp, (float* out, In x, float max, double inv_temperature, int64_t n))                             \
   /* value: cast of the new master, or p null */                                                                      \
   X(void, adamw, (float* master, float* m, float* v, const float* grad, Out value, int64_t n, const AdamWStep& s))    \
+  /* buf = keep * buf + fresh * (grad * scale); returns the sum of the updates' squares */                            \
+  X(float, muon_momentum, (float* buf, const float* grad, int64_t n, const MuonMomentum& m))                          \
+  /* x = factor * update */                                                                                           \
+  X(void, muon_update, (float* x, const float* grad, const float* buf, float factor, int64_t n, const MuonMomentum& m)) \
+  /* s = b * g + c * (s + (d + diagonal) * g) */                                                                      \
+  X(void, muon_polynomial, (float* s, const float* g, const float* diagonal, float d, float b, float c, int64_t n))   \
+  /* y = a * y + b * x; x may be null where b is 0 */                                                                 \
+  X(void, scale_add, (float* y, float a, const float* x, float b, int64_t n))                                         \
   DS_ATTENTION_KERNELS(X) DS_LOSS_KERNELS(X)
 
 struct Kernels {

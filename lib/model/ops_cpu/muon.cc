@@ -13,7 +13,8 @@ class Step {
  public:
   Step(const Muon& a, Machine& machine, DType act)
       : a_(a), machine_(machine), act_(act), rows_(a.master.rows), cols_(a.master.cols), m_(std::min(rows_, cols_)),
-        n_(std::max(rows_, cols_)), scalars_(pointer<float>(a.scalars)) {
+        n_(std::max(rows_, cols_)), scalars_(pointer<float>(a.scalars)),
+        moves_{static_cast<float>(a.momentum), static_cast<float>(1 - a.momentum), scalars_[kGradScale] * scalars_[kClip]} {
     auto* at = pointer<std::byte>(a.work);
     at += (64 - reinterpret_cast<uintptr_t>(at) % 64) % 64;
     const auto take = [&](int64_t bytes) {
@@ -45,48 +46,41 @@ class Step {
   }
   void round(std::byte* to, const float* from, int64_t row, int64_t cols) {
     const bool half = act_ == DType::bf16;
-    machine_.kernels().convert({to + row * cols * (half ? 2 : 4), half}, {from + row * cols, 0}, cols);
+    k().convert({to + row * cols * (half ? 2 : 4), half}, {from + row * cols, 0}, cols);
   }
-  float fresh() const { return static_cast<float>(1 - a_.momentum); }
-  float keep() const { return static_cast<float>(a_.momentum); }
-  float scale() const { return scalars_[kGradScale] * scalars_[kClip]; }
-  // Of a gradient element and its buffer, already moved.
-  float update(float grad, float buf) const { return fresh() * (grad * scale()) + keep() * buf; }
+  const Kernels& k() const { return machine_.kernels(); }
 
   // Moves the buffers; returns 1 / the update's norm.
   float momentum() {
     each_row(rows_, cols_, [&](int64_t i) {
-      float* buf = row<float>(a_.buf, i);
-      const float* grad = row<float>(a_.grad, i);
-      double sum = 0;
-      for (int64_t j = 0; j < cols_; ++j) {
-        buf[j] = keep() * buf[j] + fresh() * (grad[j] * scale());
-        const double u = update(grad[j], buf[j]);
-        sum += u * u;
-      }
-      row_sum_[i] = sum;
+      row_sum_[i] = static_cast<double>(k().muon_momentum(row<float>(a_.buf, i), row<float>(a_.grad, i), cols_, moves_));
     });
     double squares = 0;
     for (int64_t i = 0; i < rows_; ++i) squares += row_sum_[i];
     return static_cast<float>(1 / std::max(std::sqrt(squares), 1e-7));
   }
 
-  // X = update / norm, transposed when there are more rows than columns (16 columns at a time, for the caches).
+  // X = update / norm, transposed when there are more rows than columns.
   void start(float inverse) {
-    constexpr int64_t kStripe = 16;
     if (rows_ <= cols_) {
-      each_row(m_, n_, [&](int64_t i) {
-        const float *grad = row<float>(a_.grad, i), *buf = row<float>(a_.buf, i);
-        for (int64_t j = 0; j < n_; ++j) x_[i * n_ + j] = inverse * update(grad[j], buf[j]);
-      });
+      each_row(m_, n_, [&](int64_t i) { k().muon_update(x_ + i * n_, row<float>(a_.grad, i), row<float>(a_.buf, i), inverse, n_, moves_); });
       return;
     }
-    each_row((m_ + kStripe - 1) / kStripe, kStripe * n_, [&](int64_t stripe) {
-      const int64_t begin = stripe * kStripe, end = std::min(m_, begin + kStripe);
+    each_stripe([&](int64_t begin, int64_t end) {
+      float stripe[kStripe];
       for (int64_t j = 0; j < n_; ++j) {
-        const float *grad = row<float>(a_.grad, j), *buf = row<float>(a_.buf, j);
-        for (int64_t i = begin; i < end; ++i) x_[i * n_ + j] = inverse * update(grad[i], buf[i]);
+        k().muon_update(stripe, row<float>(a_.grad, j) + begin, row<float>(a_.buf, j) + begin, inverse, end - begin, moves_);
+        for (int64_t i = begin; i < end; ++i) x_[i * n_ + j] = stripe[i - begin];
       }
+    });
+  }
+
+  // Rows of the smaller side, so many at a time that a transposition uses whole cache lines.
+  static constexpr int64_t kStripe = 16;
+  template <typename Body>
+  void each_stripe(const Body& body) {
+    machine_.pool().parallel_for((m_ + kStripe - 1) / kStripe, 1, [&](int64_t begin, int64_t end, int) {
+      for (int64_t i = begin; i < end; ++i) body(i * kStripe, std::min(m_, (i + 1) * kStripe));
     });
   }
 
@@ -116,15 +110,12 @@ class Step {
       const float d = diagonal_[i];
       float *g = gram_ + i * m_, *s = square_ + i * m_;
       const float on_diagonal = b * d + c * (s[i] + d * d);
-      for (int64_t j = 0; j < m_; ++j) s[j] = b * g[j] + c * (s[j] + (d + diagonal_[j]) * g[j]);
+      k().muon_polynomial(s, g, diagonal_, d, b, c, m_);
       s[i] = 0;
       round(poly_, square_, i, m_);
       g[0] = a + on_diagonal;  // this row of G is done with
     });
-    each_row(m_, n_, [&](int64_t i) {
-      const float factor = gram_[i * m_];
-      for (int64_t j = i * n_; j < (i + 1) * n_; ++j) x_[j] *= factor;
-    });
+    each_row(m_, n_, [&](int64_t i) { k().scale_add(x_ + i * n_, gram_[i * m_], nullptr, 0.0f, n_); });
     gemm_nn(machine_.gemm(), m_, n_, m_, {poly_, act_, m_}, {rounded_, act_, n_}, {x_, DType::f32, n_}, true);
   }
 
@@ -132,13 +123,18 @@ class Step {
     const double lr = static_cast<double>(scalars_[kLr]) * a_.lr_factor;
     const auto shrink = static_cast<float>(1 - lr * a_.weight_decay);
     const auto size = static_cast<float>(lr * a_.size);
-    const int64_t step = rows_ <= cols_ ? 1 : n_;  // in x_, from column to column
-    each_row(rows_, cols_, [&](int64_t i) {
-      float* master = row<float>(a_.master, i);
-      const float* x = x_ + (rows_ <= cols_ ? i * n_ : i);
-      for (int64_t j = 0; j < cols_; ++j) master[j] = master[j] * shrink - size * x[j * step];
-      if (a_.value) machine_.kernels().convert(out_row(a_.value, i), {master, 0}, cols_);
-    });
+    if (rows_ <= cols_) {
+      each_row(rows_, cols_, [&](int64_t i) { k().scale_add(row<float>(a_.master, i), shrink, x_ + i * n_, -size, cols_); });
+    } else {
+      each_stripe([&](int64_t begin, int64_t end) {
+        float stripe[kStripe];
+        for (int64_t j = 0; j < n_; ++j) {
+          for (int64_t i = begin; i < end; ++i) stripe[i - begin] = x_[i * n_ + j];
+          k().scale_add(row<float>(a_.master, j) + begin, shrink, stripe, -size, end - begin);
+        }
+      });
+    }
+    if (a_.value) each_row(rows_, cols_, [&](int64_t i) { k().convert(out_row(a_.value, i), {row<float>(a_.master, i), 0}, cols_); });
   }
 
   const Muon& a_;
@@ -146,6 +142,7 @@ class Step {
   const DType act_;
   const int64_t rows_, cols_, m_, n_;
   const float* scalars_;
+  const MuonMomentum moves_;
   std::byte *rounded_, *poly_;
   float *x_, *gram_, *square_, *diagonal_;
   double* row_sum_;
