@@ -13,6 +13,7 @@ namespace {
 
 typedef float Vec __attribute__((vector_size(64)));
 constexpr int64_t kVecs = int64_t{64} << 20 >> 6;  // of one array: 64 MiB
+constexpr int kStreams = 4;                        // places that are read at once: a core follows several
 
 // Two arrays in pages of their own, made once.
 struct Arrays {
@@ -30,23 +31,31 @@ struct Arrays {
 double memory_bytes_per_s(ThreadPool& pool) {
   static const Arrays arrays;
   Vec *const x = arrays.x, *const y = arrays.y;
+  constexpr int kTurns = 4;  // one may be over before every thread is awake
   const auto rate = [&](double bytes_a_vec, const std::function<void(int64_t, int64_t, int)>& body) {
-    const double start = now_s();
-    pool.parallel_for(kVecs, 1024, body);
-    return bytes_a_vec * static_cast<double>(kVecs) / (now_s() - start);
+    double best = 0;
+    for (int turn = 0; turn < kTurns; ++turn) {
+      const double start = now_s();
+      pool.parallel_for(kVecs / kStreams, 1024, body);
+      best = std::max(best, bytes_a_vec * static_cast<double>(kVecs) / (now_s() - start));
+    }
+    return best;
   };
   std::vector<float> sink(static_cast<size_t>(pool.size()));
   const double read = rate(64, [&](int64_t begin, int64_t end, int thread) {
-    Vec sum[4] = {};
-    for (int64_t i = begin; i + 4 <= end; i += 4)
-      for (int j = 0; j < 4; ++j) sum[j] += x[i + j];
-    sum[0] += sum[1] + sum[2] + sum[3];
+    Vec sum[kStreams] = {};
+    for (int64_t i = begin; i < end; ++i)
+      for (int j = 0; j < kStreams; ++j) sum[j] += x[j * (kVecs / kStreams) + i];
+    for (int j = 1; j < kStreams; ++j) sum[0] += sum[j];
     sink[static_cast<size_t>(thread)] = sum[0][0];
   });
   const double update = rate(192, [&](int64_t begin, int64_t end, int) {
-    for (int64_t i = begin; i < end; ++i) y[i] += x[i];
+    for (int64_t i = begin; i < end; ++i)
+      for (int j = 0; j < kStreams; ++j) y[j * (kVecs / kStreams) + i] += x[j * (kVecs / kStreams) + i];
   });
-  const double copy = rate(128, [&](int64_t begin, int64_t end, int) { std::memcpy(y + begin, x + begin, static_cast<size_t>(end - begin) * sizeof(Vec)); });
+  const double copy = rate(128, [&](int64_t begin, int64_t end, int) {
+    std::memcpy(y + begin * kStreams, x + begin * kStreams, static_cast<size_t>((end - begin) * kStreams) * sizeof(Vec));
+  });
   return std::max({read, update, copy}) + (sink[0] < 0 ? 1e-9 : 0);
 }
 
