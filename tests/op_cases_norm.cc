@@ -127,7 +127,8 @@ void add_norm_cases(OpCases& cases) {
                            {4, 2, 80, 80},
                            {3, 2, 64, 0},
                            {6, 2, 16, 16, false},
-                           {2, 1, 6, 6}}) {
+                           {2, 1, 6, 6},
+                           {3, 1, 200, 64}}) {
       const std::string name = fmt::format("{} rows, {} heads of {}, rot {}{}, {}", h.n, h.heads, h.head_dim, h.rot,
                                            h.norm ? "" : ", no norm", kind_name(kind));
       cases.push_back({"qk_norm_rope", name, [=](OpRun& run) { qk_all(run, h, kind, false); }});

@@ -53,8 +53,9 @@ void CpuOps::qk_norm_rope_backward(Context&, const QkNormRopeBackward& a) {
         }
       });
   if (a.d_weight)
-    m_.kernels().column_sum(pointer<float>(a.d_weight), {partial, 0}, hd, nullptr, 0, nullptr, kParts, hd,
-                            a.write_dw == Write::add);
+    for (int64_t c = 0; c < hd; c += kColumnBlock)
+      m_.kernels().column_sum(pointer<float>(a.d_weight) + c, {partial + c, 0}, hd, nullptr, 0, nullptr, kParts,
+                              std::min(kColumnBlock, hd - c), a.write_dw == Write::add);
 }
 
 }  // namespace dspark::model::cpu
