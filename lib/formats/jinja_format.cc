@@ -39,11 +39,13 @@ std::string pad(const std::string& text, const Spec& spec, char default_align, s
 }
 
 std::string integer_digits(Int value, int base, bool upper_case) {
+  const char* const digits = upper_case ? "0123456789ABCDEF" : "0123456789abcdef";
+  const auto radix = static_cast<unsigned>(base);
   auto rest = value < 0 ? -static_cast<unsigned __int128>(value) : static_cast<unsigned __int128>(value);
   std::string out;
   do {
-    out += (upper_case ? "0123456789ABCDEF" : "0123456789abcdef")[static_cast<int>(rest % static_cast<unsigned>(base))];
-    rest /= static_cast<unsigned>(base);
+    out += digits[static_cast<unsigned>(rest % radix)];
+    rest /= radix;
   } while (rest != 0);
   std::reverse(out.begin(), out.end());
   return out;
