@@ -11,7 +11,7 @@ void CpuOps::adamw(Context&, const AdamW& a) {
                        .one_minus_beta1 = static_cast<float>(1 - a.beta1),
                        .beta2 = static_cast<float>(a.beta2),
                        .one_minus_beta2 = static_cast<float>(1 - a.beta2),
-                       .keep = static_cast<float>(1 - lr * a.weight_decay),
+                       .decay = static_cast<float>(lr * a.weight_decay),
                        .lr = static_cast<float>(lr),
                        .bias1 = scalars[kBias1],
                        .bias2 = scalars[kBias2],

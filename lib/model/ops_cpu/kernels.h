@@ -29,7 +29,7 @@ inline constexpr int64_t kColumnBlock = 128;
 struct AdamWStep {
   float grad_scale;  // kGradScale * kClip
   float beta1, one_minus_beta1, beta2, one_minus_beta2;
-  float keep;  // 1 - lr wd
+  float decay;  // lr wd
   float lr, bias1, bias2, eps;
 };
 
@@ -76,8 +76,9 @@ struct MuonMomentum {
   X(void, muon_update, (float* x, const float* grad, const float* buf, float factor, int64_t n, const MuonMomentum& m)) \
   /* s = b * g + c * (s + (d + diagonal) * g) */                                                                      \
   X(void, muon_polynomial, (float* s, const float* g, const float* diagonal, float d, float b, float c, int64_t n))   \
-  /* y = a * y + b * x; x may be null where b is 0 */                                                                 \
-  X(void, scale_add, (float* y, float a, const float* x, float b, int64_t n))                                         \
+  X(void, scale, (float* y, float a, int64_t n))                                                                      \
+  /* y -= decay * y + size * x */                                                                                     \
+  X(void, decayed_step, (float* y, const float* x, float decay, float size, int64_t n))                               \
   DS_ATTENTION_KERNELS(X) DS_LOSS_KERNELS(X)
 
 struct Kernels {

@@ -115,22 +115,22 @@ class Step {
       round(poly_, square_, i, m_);
       g[0] = a + on_diagonal;  // this row of G is done with
     });
-    each_row(m_, n_, [&](int64_t i) { k().scale_add(x_ + i * n_, gram_[i * m_], nullptr, 0.0f, n_); });
+    each_row(m_, n_, [&](int64_t i) { k().scale(x_ + i * n_, gram_[i * m_], n_); });
     gemm_nn(machine_.gemm(), m_, n_, m_, {poly_, act_, m_}, {rounded_, act_, n_}, {x_, DType::f32, n_}, true);
   }
 
   void apply() {
     const double lr = static_cast<double>(scalars_[kLr]) * a_.lr_factor;
-    const auto shrink = static_cast<float>(1 - lr * a_.weight_decay);
+    const auto decay = static_cast<float>(lr * a_.weight_decay);
     const auto size = static_cast<float>(lr * a_.size);
     if (rows_ <= cols_) {
-      each_row(rows_, cols_, [&](int64_t i) { k().scale_add(row<float>(a_.master, i), shrink, x_ + i * n_, -size, cols_); });
+      each_row(rows_, cols_, [&](int64_t i) { k().decayed_step(row<float>(a_.master, i), x_ + i * n_, decay, size, cols_); });
     } else {
       each_stripe([&](int64_t begin, int64_t end) {
         float stripe[kStripe];
         for (int64_t j = 0; j < n_; ++j) {
           for (int64_t i = begin; i < end; ++i) stripe[i - begin] = x_[i * n_ + j];
-          k().scale_add(row<float>(a_.master, j) + begin, shrink, stripe, -size, end - begin);
+          k().decayed_step(row<float>(a_.master, j) + begin, stripe, decay, size, end - begin);
         }
       });
     }

@@ -14,7 +14,7 @@ void run(float* __restrict p, float* __restrict m, float* __restrict v, const fl
     const float mi = s.beta1 * m[i] + s.one_minus_beta1 * g;
     const float vi = s.beta2 * v[i] + s.one_minus_beta2 * (g * g);
     const float update = s.lr * (mi / s.bias1) / (__builtin_sqrtf(vi / s.bias2) + s.eps);
-    const float pi = p[i] * s.keep - update;
+    const float pi = p[i] - (s.decay * p[i] + update);  // rounded once at the weight's size, with or without an FMA
     m[i] = mi;
     v[i] = vi;
     p[i] = pi;

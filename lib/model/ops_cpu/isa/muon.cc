@@ -25,12 +25,12 @@ void muon_polynomial(float* __restrict s, const float* __restrict g, const float
   for (int64_t i = 0; i < n; ++i) s[i] = b * g[i] + c * (s[i] + (d + diagonal[i]) * g[i]);
 }
 
-void scale_add(float* __restrict y, float a, const float* __restrict x, float b, int64_t n) {
-  if (x == nullptr) {
-    for (int64_t i = 0; i < n; ++i) y[i] *= a;
-    return;
-  }
-  for (int64_t i = 0; i < n; ++i) y[i] = a * y[i] + b * x[i];
+void scale(float* y, float a, int64_t n) {
+  for (int64_t i = 0; i < n; ++i) y[i] *= a;
+}
+
+void decayed_step(float* __restrict y, const float* __restrict x, float decay, float size, int64_t n) {
+  for (int64_t i = 0; i < n; ++i) y[i] -= decay * y[i] + size * x[i];
 }
 
 }  // namespace dspark::model::cpu::DS_ISA
