@@ -98,9 +98,9 @@ Machine::~Machine() { std::free(scratch_); }
 // ---- device
 // ------------------------------------------------------------------------------------------------------------
 
-Address CpuDevice::allocate(int64_t bytes) { return BackendAccess::make(allocate_block(bytes)); }
+Address CpuDevice::allocate(int64_t bytes) { return BackendAccess::make(blocks_.keep(allocate_block(bytes))); }
 
-void CpuDevice::free(Address a) { std::free(BackendAccess::raw(a)); }
+void CpuDevice::free(Address a) { blocks_.free(BackendAccess::raw(a)); }
 
 Event CpuDevice::upload(Queue, const Tensor& dst, const ConstHostMatrix& src) {
   transfer(machine_, {BackendAccess::raw(dst.data), dst.dtype, dst.rows, dst.cols, dst.stride},

@@ -15,6 +15,7 @@
 #include "core/threads.h"
 #include "model/backend_access.h"
 #include "model/backends.h"
+#include "model/host_blocks.h"
 #include "model/ops.h"
 #include "model/ops_cpu/gemm.h"
 #include "model/ops_cpu/kernels.h"
@@ -68,6 +69,7 @@ class CpuDevice final : public Device {
  private:
   Machine& machine_;
   DType act_;
+  HostBlocks blocks_;
 };
 
 class CpuOps final : public Ops {

@@ -2,6 +2,7 @@
 #include <cstdlib>
 
 #include "model/backends.h"
+#include "model/host_blocks.h"
 #include "model/ops_ref/convert.h"
 #include "model/ops_ref/scalar.h"
 
@@ -19,9 +20,9 @@ class RefDevice final : public Device {
     DS_ASSERT(bytes >= 0, "{} bytes", bytes);
     void* p = std::aligned_alloc(64, static_cast<size_t>((bytes + 63) / 64 * 64 + 64));
     DS_REQUIRE(p != nullptr, "the reference backend cannot allocate {} bytes of memory", bytes);
-    return BackendAccess::make(p);
+    return BackendAccess::make(blocks_.keep(p));
   }
-  void free(Address a) override { std::free(BackendAccess::raw(a)); }
+  void free(Address a) override { blocks_.free(BackendAccess::raw(a)); }
 
   Event upload(Queue, const Tensor& dst, const ConstHostMatrix& src) override {
     DS_ASSERT(dst.rows == src.rows && dst.cols == src.cols, "upload of [{}, {}] to [{}, {}]", src.rows, src.cols,
@@ -44,6 +45,7 @@ class RefDevice final : public Device {
 
  private:
   DType dtype_;
+  HostBlocks blocks_;
 };
 
 template <typename S>
