@@ -56,6 +56,7 @@ void add_bench(CLI::App& app) {
       ->required()
       ->check(CLI::IsMember({"gemm", "loss", "optimizer", "step"}));
   sub->add_option("--cpu-kernel", o->step.kernel, "matrix kernel")->capture_default_str();
+  sub->add_option("--device", o->step.device, "loss and step: auto, cpu or cuda[:N]; gemm and optimizer measure the cpu backend")->capture_default_str();
   sub->add_option("--threads", o->step.threads, "worker threads (0: all usable cores)")->capture_default_str()->check(not_negative());
   sub->add_option("--json", o->json, "JSON lines into FILE, or - for stdout")->type_name("FILE|-");
   sub->add_option("--save", o->save, "gemm: measure every kernel at --shape's products, write the choices for --gemm-table")->type_name("FILE");
@@ -71,10 +72,11 @@ void add_bench(CLI::App& app) {
   sub->add_flag("--parts", o->step.parts, "step: time every operator, by part, beside its prediction")->group(group);
   sub->callback([o] {
     if (!o->save.empty() && o->what != "gemm") fail_usage("--save {}: bench gemm writes the table of kernels", o->save);
+    if (o->step.device.starts_with("cuda") && o->what != "step" && o->what != "loss") fail_usage("bench {} measures the cpu backend, not --device {}", o->what, o->step.device);
     job::JsonLines json(o->json);
     if (o->what == "step") return step(*o, json);
     if (o->what == "loss") {
-      job::BenchLossOptions l{o->step.shape, o->step.precision, o->step.kernel, o->step.tokens, o->step.anchors, o->step.threads, o->step.steps};
+      job::BenchLossOptions l{o->step.shape, o->step.precision, o->step.kernel, o->step.device, o->step.tokens, o->step.anchors, o->step.threads, o->step.steps};
       if (!o->chunk_slots.empty()) l.chunk_slots = o->chunk_slots;
       return print(*o, json, job::bench_loss(l));
     }

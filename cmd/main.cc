@@ -17,15 +17,24 @@ using namespace dspark;
 std::string version_text() {
   std::string kernels;
   for (const auto& name : model::cpu_kernel_names()) kernels += (kernels.empty() ? "" : " ") + name;
-  return fmt::format("dspark {}\nmatrix kernels here: {}\ncores: {}\nGPU: this build has {} CUDA backend\n", DSPARK_VERSION, kernels, usable_cores(),
-                     model::is_registered_backend("cuda") ? "an unfinished" : "no");
+  std::string gpu = "this build has no CUDA backend";
+  if (model::is_registered_backend("cuda")) {
+    try {
+      model::BackendOptions options;
+      options.device = "cuda";
+      gpu = model::make_backend(options)->describe();
+    } catch (const Error& e) {
+      gpu = fmt::format("none to use: {}", e.what());
+    }
+  }
+  return fmt::format("dspark {}\nmatrix kernels here: {}\ncores: {}\nGPU: {}\n", DSPARK_VERSION, kernels, usable_cores(), gpu);
 }
 
 int run(int argc, char** argv) {
   CLI::App app{"Trains, packs and measures speculative-decoding drafters (DSpark, DFlash) for large language models.", "dspark"};
   app.require_subcommand(1);
   app.get_formatter()->column_width(38);
-  app.set_version_flag("--version", version_text, "version, matrix kernels, cores");
+  app.set_version_flag("--version", version_text, "version, matrix kernels, cores, GPU");
   cmd::add_extract(app);
   cmd::add_train(app);
   cmd::add_eval(app);

@@ -14,6 +14,10 @@ using model::BackendAccess;
 using model::Queue;
 using model::Tensor;
 
+// A copy from memory that is not pinned holds up the host until the device comes to it: a step's batch is staged, so that the next
+// step is enqueued while this one runs. Whole weights, which are loaded once, are not worth pinning as much again.
+constexpr int64_t kMaxStagedBytes = int64_t{256} << 20;
+
 // ---- staging ---------------------------------------------------------------------------------------------------------------
 
 Staging::~Staging() {
@@ -43,6 +47,9 @@ void Staging::give_back(Buffer b) {
 // ---- device ----------------------------------------------------------------------------------------------------------------
 
 CudaDevice::CudaDevice(const Driver& driver, int ordinal, DType act) : driver_(driver), ordinal_(ordinal), act_(act), staging_(driver) {
+  int version = 0;
+  check(driver_, driver_.cuDriverGetVersion(&version), "ask for the driver's version");
+  DS_REQUIRE(version >= kDriverVersion, "{}: it is for CUDA {}.{}, too old; wanted: {}", kDriverFile, version / 1000, version % 1000 / 10, kDriverWanted);
   check(driver_, driver_.cuInit(0), "start the driver");
   int count = 0, major = 0, minor = 0;
   check(driver_, driver_.cuDeviceGetCount(&count), "count GPUs");
@@ -132,7 +139,7 @@ struct AfterTransfer {
 model::Event CudaDevice::upload(Queue q, const Tensor& dst, const model::ConstHostMatrix& src) {
   DS_ASSERT(dst.rows == src.rows && dst.cols == src.cols, "upload of [{}, {}] to [{}, {}]", src.rows, src.cols, dst.rows, dst.cols);
   if (dst.size() == 0) return record(q);
-  if (src.dtype == dst.dtype) {
+  if (src.dtype == dst.dtype && dst.size() * dtype_bytes(dst.dtype) > kMaxStagedBytes) {
     const Copy2D c = host_to_device(dst, src.data, std::max(src.stride, src.cols));
     check(driver_, driver_.cuMemcpy2DAsync_v2(&c, stream(q)), "upload");
     return record(q);

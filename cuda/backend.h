@@ -2,8 +2,8 @@
 //
 //     make_cuda_backend (register.cc)  ->  CudaBackend { Device: driver.h }  ->  CudaOps: ops.cc  ->  kernels.h: *.cu
 //                                                                                              ->  blas.h: cuBLASLt
-// Everything below ops.h only enqueues. Uploads and downloads that convert go through pinned staging memory; others copy straight
-// between the caller's memory and the device.
+// Everything below ops.h only enqueues. Uploads, and downloads that convert, go through pinned staging memory; huge uploads and other
+// downloads copy straight between the caller's memory and the device.
 #pragma once
 
 #include <deque>
@@ -18,7 +18,7 @@
 
 namespace dspark::cuda {
 
-// Pinned host memory for converting transfers, reused when its transfer has happened.
+// Pinned host memory for transfers, reused when its transfer has happened.
 class Staging {
  public:
   explicit Staging(const Driver& driver) : driver_(driver) {}

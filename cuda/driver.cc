@@ -7,7 +7,7 @@ namespace dspark::cuda {
 
 const Driver& nvidia_driver() {
   static const Driver driver = [] {
-    static const Library library({"libcuda.so.1"}, "an NVIDIA driver for CUDA 13 (580 or newer)");
+    static const Library library({kDriverFile}, kDriverWanted);
     Driver d;
 #define DS_LOAD(name, parameters) d.name = reinterpret_cast<int(*) parameters>(library.symbol(#name));
     DS_CUDA_DRIVER(DS_LOAD)

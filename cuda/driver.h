@@ -65,7 +65,10 @@ struct Driver {
 #undef DS_POINTER
 };
 
-// From libcuda.so.1. Throws an Error that names the file and the driver version wanted.
+constexpr const char *kDriverFile = "libcuda.so.1", *kDriverWanted = "an NVIDIA driver for CUDA 13 (580 or newer)";
+constexpr int kDriverVersion = 13000;  // what kernels compiled by CUDA 13 need
+
+// From kDriverFile. Throws an Error that names the file and the driver version wanted.
 const Driver& nvidia_driver();
 // Throws unless `result` is success: "cuMemAlloc: out of memory (2) ...".
 void check(const Driver& driver, int result, const std::string& what);

@@ -4,7 +4,10 @@
 namespace dspark::cuda {
 namespace {
 
-const model::RegisteredBackend registration("cuda", [](const model::BackendOptions& options) { return make_backend_on(options, nvidia_driver(), nvidia_blas()); });
+const model::RegisteredBackend registration("cuda", [](const model::BackendOptions& options) {
+  const Driver& driver = nvidia_driver();  // first: where both are missing, this is what to say
+  return make_backend_on(options, driver, nvidia_blas());
+});
 
 }  // namespace
 }  // namespace dspark::cuda

@@ -221,6 +221,9 @@ TEST_CASE("the cuda backend refuses what cannot work, in one line", "[cuda]") {
   emulation::set_devices(2, 7, 5);
   CHECK_THROWS_WITH(cuda_backend(Precision::bf16, "cuda:1"), Contains("sm_75; sm_80 (A100) or newer"));
   emulation::set_devices(1, 9, 0);
+  emulation::set_driver_version(12080);
+  CHECK_THROWS_WITH(cuda_backend(), Catch::Equals("libcuda.so.1: it is for CUDA 12.8, too old; wanted: an NVIDIA driver for CUDA 13 (580 or newer)"));
+  emulation::set_driver_version(13000);
   const auto backend = cuda_backend();
   CHECK_THROWS_WITH(backend->context().device().allocate(int64_t{1} << 42), Contains("cannot get 4398046511104 bytes of memory on cuda:0") && Contains("out of memory"));
 }

@@ -10,6 +10,7 @@
 #include "core/log.h"
 #include "core/rng.h"
 #include "core/threads.h"
+#include "job/bench_probe.h"
 #include "model/ops_cpu/gemm.h"
 #include "model/ops_cpu/gemm_table.h"
 
@@ -109,6 +110,17 @@ MatrixLimit measure_matrix_limit(const std::string& kernel, int threads, DType t
   double sum = 0;
   for (double r : rates) sum += r;
   return {sum, fmt::format("{}, {} threads", model::cpu::cpu_model_name(), pool.size())};
+}
+
+MatrixLimit measure_matrix_limit(model::Backend& backend, const std::string& kernel, int threads) {
+  model::Context& ctx = backend.context();
+  if (ctx.device().name() == "cpu") return measure_matrix_limit(kernel, threads, ctx.act_dtype());
+  constexpr int64_t n = 8192;
+  Probe p(ctx);
+  const model::Weight* w = p.weight(n, n);
+  const model::Tensor x = p.act(n, n), y = p.empty(ctx.act_dtype(), n, n);
+  const std::vector<double> seconds = times(ctx, [&] { model::linear(ctx, {y, x, w}); }, 0.1, 10);
+  return {2.0 * n * n * n / *std::min_element(seconds.begin(), seconds.end()), backend.describe()};
 }
 
 namespace {

@@ -13,6 +13,7 @@
 #include "core/dtype.h"
 #include "core/threads.h"
 #include "job/bench_result.h"
+#include "model/backends.h"
 #include "model/ops_cpu/gemm.h"
 
 namespace dspark::job {
@@ -41,6 +42,8 @@ struct MatrixLimit {
   std::string device;  // "AMD EPYC 9B45, 2 threads"
 };
 MatrixLimit measure_matrix_limit(const std::string& kernel, int threads, DType type);
+// Of a backend's products in its act dtype: the above for the cpu backend (threads and kernel are its), else what one large product reaches.
+MatrixLimit measure_matrix_limit(model::Backend& backend, const std::string& kernel, int threads);
 
 // "avx512bf16: why this one is taken here".
 std::string kernel_choice(const std::string& kernel);

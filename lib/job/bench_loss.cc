@@ -51,11 +51,12 @@ std::vector<BenchResult> bench_loss(const BenchLossOptions& o) {
   if (o.anchors > 0) shape.anchors = o.anchors;
   if (o.precision != "bf16" && o.precision != "fp32") fail_usage("--precision {}: bf16 or fp32", o.precision);
   DS_REQUIRE(shape.row_tokens > 8 && shape.anchors >= 1 && shape.anchors < shape.row_tokens, "bench loss: {} anchors in a row of {} tokens", shape.anchors, shape.row_tokens);
+  CommonOptions common;
+  common.device = o.device, common.precision = o.precision, common.threads = o.threads, common.cpu_kernel = o.kernel;
+  const auto backend = make_job_backend(common);
+  const MatrixLimit limit = measure_matrix_limit(*backend, o.kernel, o.threads);
   BackendOptions options;
   options.precision = parse_precision(o.precision);
-  options.threads = o.threads, options.cpu_kernel = o.kernel;
-  const auto backend = make_cpu_backend(options);
-  const MatrixLimit limit = measure_matrix_limit(o.kernel, o.threads, options.precision == Precision::bf16 ? DType::bf16 : DType::f32);
   std::vector<BenchResult> results;
   for (const int64_t chunk : o.chunk_slots) {
     if (chunk < 1) fail_usage("--chunk-slots {}: at least 1", chunk);

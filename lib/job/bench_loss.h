@@ -1,8 +1,8 @@
 // Benchmark of the vocabulary loss alone: forward and gradient of `vocab_loss` at a drafter's shape, for several chunk sizes.
 //
 // Protocol: a full row of the shape's tokens and anchors, every slot supervised, deepspec's terms; normal random states and weights;
-// one call to warm up, then repeats; the value is their median. The limit is the multiply-adds on registers alone, measured before
-// them: what is lost to it are the sweeps over the logits, the memory and the products' own loss.
+// one call to warm up, then repeats; the value is their median. The limit is the multiply-adds on registers alone (a GPU: one large
+// product), measured before them: what is lost to it are the sweeps over the logits, the memory and the products' own loss.
 #pragma once
 
 #include <string>
@@ -13,7 +13,7 @@
 namespace dspark::job {
 
 struct BenchLossOptions {
-  std::string shape = "small", precision = "bf16", kernel = "auto";
+  std::string shape = "small", precision = "bf16", kernel = "auto", device = "auto";
   int64_t tokens = 0, anchors = 0;  // 0: the shape's
   int threads = 0, repeats = 5;
   std::vector<int64_t> chunk_slots = {128, 512, 2048};

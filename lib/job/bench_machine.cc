@@ -194,7 +194,9 @@ std::vector<WorkRate> measure_work(Backend& backend, Precision precision) {
 Machine measure_machine(const CommonOptions& options) {
   DS_REQUIRE(options.precision != "fp64", "--machine this measures the cpu backend, which computes in bf16 or fp32, not fp64");
   if (options.device != "auto" && options.device != "cpu") fail_usage("--machine this measures the cpu backend, not --device {}; name the machine or give a file of its rates", options.device);
-  const auto backend = make_job_backend(options);
+  CommonOptions cpu = options;
+  cpu.device = "cpu";
+  const auto backend = make_job_backend(cpu);
   Machine m;
   m.name = "this";
   m.measured = m.packs = true;

@@ -56,21 +56,21 @@ BenchStepResult bench_step(const BenchStepOptions& o) {
   if (o.optimizer != "adamw" && o.optimizer != "muon") fail_usage("--optimizer {}: adamw or muon", o.optimizer);
   if (o.precision != "bf16" && o.precision != "fp32") fail_usage("--precision {}: bf16 or fp32", o.precision);
   const DrafterConfig& c = shape.config;
-  BackendOptions backend_options;
-  backend_options.precision = parse_precision(o.precision);
-  backend_options.threads = o.threads, backend_options.cpu_kernel = o.kernel;
+  CommonOptions common;
+  common.device = o.device, common.precision = o.precision, common.threads = o.threads, common.cpu_kernel = o.kernel;
+  const Precision precision = parse_precision(o.precision);
   const train::Objective objective = train::deepspec_objective(c.confidence);
   const BatchPlan row = train::full_row(c, shape.row_tokens, shape.anchors, o.chunk_slots);
   train::OptimizerOptions optimizer_options;
   optimizer_options.muon = o.optimizer == "muon";
-  CommonOptions common;
-  common.precision = o.precision, common.threads = o.threads, common.cpu_kernel = o.kernel;
-  const Machine machine = measure_machine(common);
-  const Plan predicted = predict_step(shape, objective, optimizer_options, backend_options.precision, row, machine);
-  DS_REQUIRE(predicted.fits(machine), "bench step {}: needs {} of memory, this machine has {}; 'dspark train --plan --shape {}' says what for", o.shape,
+  const auto backend = make_job_backend(common);
+  const bool cpu = backend->context().device().name() == "cpu";
+  if (o.parts && !cpu) fail_usage("bench step --parts measures the cpu backend, not {}", backend->context().device().name());
+  const Machine machine = cpu ? measure_machine(common) : Machine{};
+  const Plan predicted = predict_step(shape, objective, optimizer_options, precision, row, machine);
+  DS_REQUIRE(!cpu || predicted.fits(machine), "bench step {}: needs {} of memory, this machine has {}; 'dspark train --plan --shape {}' says what for", o.shape,
              format_bytes(static_cast<double>(predicted.fullest().bytes)), format_bytes(machine.memory_bytes), o.shape);
 
-  const auto backend = make_cpu_backend(backend_options);
   TimedBackend timed(backend->context(), machine);
   Context& ctx = o.parts ? timed.context() : backend->context();
   Drafter drafter(ctx, c, DrafterOptions{.train_embeddings = c.own_embeddings()});
@@ -105,11 +105,11 @@ BenchStepResult bench_step(const BenchStepOptions& o) {
   batch.taps = {states.data(), DType::bf16, shape.row_tokens, tap_cols, width};
   batch.last = {states.data() + tap_cols, DType::bf16, shape.row_tokens, e, width};
 
-  const train::StepPlan plan = train::plan_step(c, objective, false, backend_options.precision, batch.plan);
+  const train::StepPlan plan = train::plan_step(c, objective, false, precision, batch.plan);
   train::TrainStep step(ctx, drafter, target, objective, plan.arena_bytes);
   train::Optimizer optimizer(drafter, optimizer_options);
 
-  const MatrixLimit matrix = measure_matrix_limit(o.kernel, o.threads, backend_options.precision == Precision::bf16 ? DType::bf16 : DType::f32);
+  const MatrixLimit matrix = measure_matrix_limit(*backend, o.kernel, o.threads);
   const double limit = matrix.flops * 1e-9;
   std::vector<double> whole, compute, update;
   for (int i = 0; i <= o.steps; ++i) {
@@ -140,14 +140,16 @@ BenchStepResult bench_step(const BenchStepOptions& o) {
   for (double s : compute) flops.samples.push_back(plan.counts.flops / s * 1e-9);
   flops.share_of_limit = flops.value / limit;
   out.results = {rate, flops};
-  const auto beside = [](double measured, double expected) { return fmt::format("{:.3f} s (predicted {:.3f}, {:+.0f} %)", measured, expected, 100 * (expected / measured - 1)); };
+  const auto beside = [&](double measured, double expected) {
+    return cpu ? fmt::format("{:.3f} s (predicted {:.3f}, {:+.0f} %)", measured, expected, 100 * (expected / measured - 1)) : fmt::format("{:.4f} s", measured);
+  };
   out.text = bench_table(out.results) +
              fmt::format("row of {} tokens, {} anchors of {} slots, {:.0f} supervised; {} parameters, {} trained\n"
-                         "step {}: forward and backward {}, optimizer {}\narena {}, peak memory {} (planned {}); predicted from {}\n",
+                         "step {}: forward and backward {}, optimizer {}\narena {}, peak memory {} (planned {}){}\n",
                          shape.row_tokens, shape.anchors, c.block, out.slots, out.parameters, out.trainable, beside(out.step_seconds, predicted.step),
                          beside(out.forward_backward_seconds, predicted.forward_backward), beside(out.optimizer_seconds, predicted.optimizer),
                          format_bytes(static_cast<double>(plan.arena_bytes)), format_bytes(static_cast<double>(out.peak_rss_bytes)), format_bytes(static_cast<double>(predicted.fullest().bytes)),
-                         machine.assumptions);
+                         cpu ? "; predicted from " + machine.assumptions : std::string());
   if (!o.parts) return out;
   out.parts = timed.rows();
   out.text += fmt::format("{:<32} {:>12} {:>12}\n", "each operator waited for", "measured", "predicted");

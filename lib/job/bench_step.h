@@ -1,9 +1,9 @@
 // Benchmark of whole training steps at a drafter's shape: forward, loss, backward and optimizer on random states.
 //
 // Protocol: one row of T tokens, one document, A anchors spread evenly, every slot supervised that can be; one warm-up step, then
-// repeats. The limit is the products' multiply-adds on registers alone, measured before them: what a step could reach if
-// everything but its products cost nothing. Beside the measurement stands what `train --plan` predicts for the step from rates that are
-// measured first and know nothing of the shape (job/bench_machine.h).
+// repeats. The limit is the products' multiply-adds on registers alone (a GPU: one large product), measured before them: what a step
+// could reach if everything but its products cost nothing. Beside the measurement stands what `train --plan` predicts for the step from rates that are
+// measured first and know nothing of the shape (job/bench_machine.h); on a GPU there is no prediction yet.
 #pragma once
 
 #include <string>
@@ -16,10 +16,10 @@ namespace dspark::job {
 struct BenchStepOptions {
   std::string shape = "small";      // job/shapes.h
   int64_t tokens = 0, anchors = 0;  // 0: the shape's
-  std::string optimizer = "adamw", precision = "bf16", kernel = "auto";
+  std::string optimizer = "adamw", precision = "bf16", kernel = "auto", device = "auto";
   int threads = 0, steps = 5;
   int64_t chunk_slots = 256;
-  bool parts = false;  // time every operator, and wait for it
+  bool parts = false;  // time every operator, and wait for it; not on a GPU yet
 };
 
 struct BenchStepResult {

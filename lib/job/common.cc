@@ -7,6 +7,7 @@
 #include <sstream>
 
 #include "core/error.h"
+#include "core/log.h"
 #include "job/gemm_choices.h"
 
 namespace dspark::job {
@@ -27,7 +28,16 @@ std::unique_ptr<model::Backend> make_job_backend(const CommonOptions& options) {
   const bool cuda = options.device.starts_with("cuda");
   if (cuda && !model::is_registered_backend(options.device)) fail("--device {}: this build has no CUDA backend; use --device cpu", options.device);
   if (options.device != "auto" && options.device != "cpu" && !cuda) fail_usage("--device {}: auto, cpu and cuda[:N] exist", options.device);
-  b.device = cuda ? options.device : b.precision == model::Precision::fp64 ? "ref" : "cpu";
+  const bool exact = b.precision == model::Precision::fp64;
+  if (options.device == "auto" && model::is_registered_backend("cuda") && !exact) {
+    b.device = "cuda";
+    try {
+      return model::make_backend(b);
+    } catch (const Error& e) {
+      log_info("device cpu; there is no GPU to use: {}", e.what());
+    }
+  }
+  b.device = cuda ? options.device : exact ? "ref" : "cpu";
   return model::make_backend(b);
 }
 

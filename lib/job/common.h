@@ -13,7 +13,7 @@
 namespace dspark::job {
 
 struct CommonOptions {
-  std::string device = "auto";     // auto | cpu
+  std::string device = "auto";     // auto | cpu | cuda[:N]
   std::string precision = "bf16";  // bf16 | fp32 | fp64 (the scalar reference: slow, exact)
   std::string cpu_kernel = "auto";
   fs::path gemm_table;             // job/gemm_choices.h; empty: gemm_choices
@@ -28,7 +28,7 @@ struct CommonOptions {
 // bf16 | fp32 | fp64; throws (exit 2) for another word.
 model::Precision parse_precision(const std::string& name);
 
-// Throws (exit 2) for a device or precision that does not exist, (exit 1) for one that is not there.
+// Throws (exit 2) for a device or precision that does not exist, (exit 1) for one that is not there. `auto`: a GPU, or a line why the CPU.
 std::unique_ptr<model::Backend> make_job_backend(const CommonOptions& options);
 
 // "auto" or "2,10,18" -> taps, checked against the target's number of layers.

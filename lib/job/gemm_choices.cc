@@ -69,6 +69,11 @@ void adopt_kernels(CommonOptions& o, const fs::path& out) {
   const Json& saved = state.at("kernels");
   DS_REQUIRE(saved.is_object() && saved.contains("kernel") && saved.at("kernel").is_string() && saved.contains("choices"), "{}: 'kernels' is {}", where, saved.dump());
   const std::string kernel = saved.at("kernel").get<std::string>();
+  // The device is part of a run's bits too.
+  const bool on_gpu = state.contains("backend") && state.at("backend").is_string() && state.at("backend").get<std::string>().starts_with("cuda");
+  const std::string device = on_gpu ? "cuda" : "cpu";
+  DS_REQUIRE(o.device == "auto" || o.device.starts_with(device), "{} was begun with --device {}, and {} gives other bits; go on with that, or choose another --out", out.string(), device, o.device);
+  if (o.device == "auto") o.device = device;
   if (kernel.empty()) return;  // not the cpu backend's
   const std::vector<std::string> there = model::cpu_kernel_names();
   DS_REQUIRE(o.cpu_kernel == "auto" || o.cpu_kernel == kernel, "{} was begun with the matrix kernel {}, and another one gives other bits; go on with --cpu-kernel {}, or choose another --out", out.string(), kernel,

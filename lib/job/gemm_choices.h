@@ -22,8 +22,8 @@ std::vector<model::GemmChoice> read_gemm_table(const fs::path& file);
 
 // As a run's state holds them.
 OrderedJson kernels_json(const model::Backend& backend);
-// Before a backend is made: a run that is in `out` goes on with the kernels it began with. An Error when the options name others, or
-// when this CPU does not have them.
+// Before a backend is made: a run that is in `out` goes on with the device and the kernels it began with. An Error when the options
+// name others, or when this CPU does not have them.
 void adopt_kernels(CommonOptions& options, const fs::path& out);
 
 }  // namespace dspark::job

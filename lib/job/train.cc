@@ -237,7 +237,7 @@ void run_train(const TrainOptions& given) {
   facts.objective = objective, facts.first_slot = first_slot(config.sample_from_anchor), facts.total_steps = steps, facts.settings = settings;
   facts.run = {{"drafter", drafter_text}, {"data", data_text}};
   facts.machine = {{"backend", backend->describe()}};
-  watch.emplace(o, json, std::move(facts), checkpoint ? checkpoint->step : 0);
+  watch.emplace(o, *backend, json, std::move(facts), checkpoint ? checkpoint->step : 0);
   const auto result = watch->run(trainer);
   json.write(OrderedJson{{"phase", result.stopped ? "stopped" : "done"}, {"steps", result.steps}, {"skipped", result.skipped}, {"seconds", now_s() - start},
                          {"train_seconds", result.seconds}, {"validation_tau", result.has_validation ? result.validation.tau() : 0.0},

@@ -18,7 +18,7 @@ void check_watch_paths(const TrainOptions& o) {
   DS_REQUIRE(o.tensorboard.empty() || !fs::exists(o.tensorboard) || fs::is_directory(o.tensorboard), "--tensorboard {}: it is a file; name a folder", o.tensorboard.string());
 }
 
-TrainWatch::TrainWatch(const TrainOptions& o, JsonLines& json, ReportFacts facts, int64_t first_step)
+TrainWatch::TrainWatch(const TrainOptions& o, model::Backend& backend, JsonLines& json, ReportFacts facts, int64_t first_step)
     : options_(o), json_(json), objective_(facts.objective), first_slot_(facts.first_slot), history_(o.out / "history.jsonl", first_step, facts.total_steps),
       first_step_(first_step), start_(now_s()) {
   std::string stores;
@@ -27,10 +27,11 @@ TrainWatch::TrainWatch(const TrainOptions& o, JsonLines& json, ReportFacts facts
   facts.run.insert(facts.run.begin(), {{"target", o.target.string()}, {"stores", stores}});
   // The scalar reference has no limit worth a name.
   if (o.common.precision != "fp64") {
-    const MatrixLimit limit = measure_matrix_limit(o.common.cpu_kernel, o.common.threads, o.common.precision == "bf16" ? DType::bf16 : DType::f32);
+    const MatrixLimit limit = measure_matrix_limit(backend, o.common.cpu_kernel, o.common.threads);
+    const bool cpu = backend.context().device().name() == "cpu";
     limit_ = facts.limit = limit.flops;
-    facts.machine.push_back({"CPU", limit.device});
-    facts.machine.push_back({"matrix limit", fmt::format("{:.0f} GFLOP/s: multiply-adds on registers alone, measured at the start", limit.flops * 1e-9)});
+    facts.machine.push_back({cpu ? "CPU" : "GPU", limit.device});
+    facts.machine.push_back({"matrix limit", fmt::format("{:.0f} GFLOP/s: {}, measured at the start", limit.flops * 1e-9, cpu ? "multiply-adds on registers alone" : "one large product")});
   }
   char host[256] = "";
   if (::gethostname(host, sizeof host - 1) == 0) facts.machine.push_back({"host", host});

@@ -21,7 +21,7 @@ void check_watch_paths(const TrainOptions& options);
 class TrainWatch {
  public:
   // The run goes on after `first_step`. What the options say, and the machine's limit, is put into the facts here.
-  TrainWatch(const TrainOptions& options, JsonLines& json, ReportFacts facts, int64_t first_step);
+  TrainWatch(const TrainOptions& options, model::Backend& backend, JsonLines& json, ReportFacts facts, int64_t first_step);
 
   void step(const train::StepRecord& record);  // TrainerOptions::on_step
   // Runs the trainer; when that throws, the page of what there was is written before the error goes on.

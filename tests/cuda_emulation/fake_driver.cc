@@ -18,7 +18,7 @@ int64_t live_blas_objects();
 namespace {
 
 struct Machine {
-  int devices = 1, major = 9, minor = 0;
+  int devices = 1, major = 9, minor = 0, version = 13000;
   bool started = false;
   void* context = nullptr;
   int retained = 0;
@@ -50,7 +50,7 @@ int init(unsigned flags) {
   return cuda::kSuccess;
 }
 int version(int* v) {
-  *v = 13000;
+  *v = machine().version;
   return cuda::kSuccess;
 }
 int device_count(int* n) {
@@ -221,5 +221,7 @@ int64_t live_objects() {
 }
 
 void set_devices(int count, int major, int minor) { machine().devices = count, machine().major = major, machine().minor = minor; }
+
+void set_driver_version(int version) { machine().version = version; }
 
 }  // namespace dspark::emulation

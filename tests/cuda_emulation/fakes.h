@@ -14,5 +14,6 @@ const cuda::BlasApi& fake_blas();
 int64_t live_objects();
 // The GPUs of the fake machine, and their architecture.
 void set_devices(int count, int major, int minor);
+void set_driver_version(int version);  // 13000: CUDA 13.0
 
 }  // namespace dspark::emulation
