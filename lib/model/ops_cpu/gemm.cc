@@ -301,18 +301,18 @@ PackedB pack_all(GemmContext& ctx, int64_t n, int64_t k, const MatRef& w, Layout
   job.b = w;
   job.b_layout = layout;
   job.bf16_product = w.dtype == DType::bf16;
-  const int64_t nr = job.table->nr;
+  const int64_t nr = job.table->nr, k_pad = round_up(k, job.k_unit());
   struct Task {
     const Job& job;
     std::byte* memory;
     int64_t n, k, k_pad, nr;
   };
-  const Task task = {job, static_cast<std::byte*>(memory), n, k, round_up(k, job.k_unit()), nr};
+  const Task task = {job, static_cast<std::byte*>(memory), n, k, k_pad, nr};
   ctx.pool().parallel_for(ceil_div(n, nr), 4, [&task](int64_t begin, int64_t end, int) {
     pack_b(task.job, {begin * task.nr, std::min(end * task.nr, task.n)}, 0, task.k, task.k_pad,
            task.memory + begin * task.job.b_bytes(task.k_pad), true);
   });
-  return {memory, w.dtype, n, k, &kernel, task.k_pad};
+  return {memory, w.dtype, n, k, &kernel, k_pad};
 }
 
 }  // namespace
