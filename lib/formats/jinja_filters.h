@@ -1,4 +1,4 @@
-// The table of filters is in two halves: over text and numbers, and over sequences.
+// The table of filters is in three parts: over text, numbers, and sequences.
 #pragma once
 
 #include <span>
@@ -18,6 +18,7 @@ struct FilterEntry {
 std::string escape_html(const std::string& text, Meter& meter);
 
 std::span<const FilterEntry> text_filters();
+std::span<const FilterEntry> number_filters();
 std::span<const FilterEntry> sequence_filters();
 
 }  // namespace dspark::formats::jinja
