@@ -1,7 +1,13 @@
 #include <catch2/catch.hpp>
 
+#include <nlohmann/json.hpp>
+
 #include "core/dtype.h"
+#include "core/error.h"
+#include "core/finite.h"
 #include "core/hash.h"
+#include "core/json.h"
+#include "core/log.h"
 #include "core/rng.h"
 #include "core/threads.h"
 
@@ -30,6 +36,54 @@ TEST_CASE("bf16 rounds to nearest even and keeps NaN", "[core]") {
   CHECK(to_float(to_bf16(std::numeric_limits<float>::quiet_NaN())) != to_float(to_bf16(std::numeric_limits<float>::quiet_NaN())));
   CHECK(f16_to_float(0x3c00) == 1.0f);
   CHECK(f16_to_float(0x0001) == 0x1.0p-24f);
+}
+
+TEST_CASE("the first value that is not finite is found wherever it stands", "[core]") {
+  const float inf = std::numeric_limits<float>::infinity(), most = std::numeric_limits<float>::max();
+  for (const size_t n : {size_t{0}, size_t{1}, size_t{4095}, size_t{4096}, size_t{4097}, size_t{20000}}) {
+    std::vector<float> v(n, -most);
+    CHECK_FALSE(first_non_finite(v));
+    for (const float bad : {inf, -inf, std::numeric_limits<float>::quiet_NaN()})
+      for (const size_t at : {size_t{0}, n / 2, n - 1}) {
+        if (n == 0) continue;
+        std::vector<float> w = v;
+        w[at] = w[n - 1] = bad;
+        CHECK(first_non_finite(w) == at);
+      }
+  }
+}
+
+TEST_CASE("text from files cannot command a terminal", "[core]") {
+  CHECK(printable("a\tb\nc") == "a\tb\nc");
+  CHECK(printable("\x1b[31mred\r\a\x7f") == "\\x1b[31mred\\x0d\\x07\\x7f");
+  CHECK(printable("gr\xc3\xbc\xc3\x9f, \xe6\x97\xa5, \xf0\x9f\x98\x80") == "gr\xc3\xbc\xc3\x9f, \xe6\x97\xa5, \xf0\x9f\x98\x80");
+  CHECK(printable("\xc2\x9b" "31m") == "\\xc2\\x9b31m");                       // CSI as one character
+  CHECK(printable("\xff\xc3|\xc0\xaf|\xed\xa0\x80") == "\\xff\\xc3|\\xc0\\xaf|\\xed\\xa0\\x80");  // none, cut, overlong, surrogate
+  CHECK(printable(std::string(100, 'x'), 80) == std::string(80, 'x') + "...");
+  CHECK(printable(std::string(80, 'x'), 80) == std::string(80, 'x'));
+}
+
+TEST_CASE("what is not JSON is said with its place, in our words", "[core]") {
+  const auto message = [](std::string_view text) {
+    try {
+      parse_json(text, "file");
+    } catch (const Error& e) {
+      return std::string(e.what());
+    }
+    return std::string("none");
+  };
+  CHECK(message("{\"a\": }") == "file: not valid JSON at byte 6, near '}'");
+  CHECK(message("{\n  \"a\": 1,\n  b\n}") == "file: not valid JSON at line 3, column 3, near 'b'");
+  CHECK(message("{\"a\": [1, 2") == "file: not valid JSON at byte 11, where it ends too early");
+  CHECK(message("") == "file: not valid JSON: it is empty");
+  try {
+    Json(3).get<std::string>();
+    FAIL("a number is no text");
+  } catch (const Json::exception& e) {
+    CHECK(json_error(e).starts_with("type must be string"));
+  }
+  CHECK(json_error(std::runtime_error("[x] y")) == "[x] y");
+  CHECK(message("[1e999]") == "file: not valid JSON: a number in it is too large");
 }
 
 TEST_CASE("parallel_for covers every index once and carries exceptions", "[core]") {

@@ -75,14 +75,18 @@ void fsync_path(const fs::path& path) {
 
 AtomicFile::AtomicFile(const fs::path& path)
     : path_(path), temporary_(path.string() + ".tmp." + std::to_string(::getpid())) {
-  fd_ = ::open(temporary_.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0644);
+  std::error_code ec;
+  const fs::file_status there = fs::status(path, ec);
+  DS_REQUIRE(!fs::is_directory(there), "cannot create {}: it is a folder, expected a file", path.string());
+  in_place_ = fs::is_character_file(there) || fs::is_block_file(there) || fs::is_fifo(there);
+  fd_ = in_place_ ? ::open(path.c_str(), O_WRONLY | O_CLOEXEC) : ::open(temporary_.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0644);
   DS_REQUIRE(fd_ >= 0, "cannot create {}: {}", path.string(), errno_text());
 }
 
 AtomicFile::~AtomicFile() {
   if (fd_ < 0) return;
   ::close(fd_);
-  ::unlink(temporary_.c_str());
+  if (!in_place_) ::unlink(temporary_.c_str());
 }
 
 void AtomicFile::write(const void* data, size_t bytes) {
@@ -91,6 +95,10 @@ void AtomicFile::write(const void* data, size_t bytes) {
 }
 
 void AtomicFile::commit() {
+  if (in_place_) {
+    SYS_CHECK(::close(std::exchange(fd_, -1)), "close {}", path_.string());
+    return;
+  }
   SYS_CHECK(::fsync(fd_), "sync {}", path_.string());
   SYS_CHECK(::close(std::exchange(fd_, -1)), "close {}", path_.string());
   if (::rename(temporary_.c_str(), path_.c_str()) != 0) {

@@ -38,6 +38,7 @@ std::string read_text(const fs::path& path);
 
 // A file that appears under its name only when commit() succeeds: written as `name.tmp.<pid>`, fsynced, renamed.
 // A file that was not committed is removed. Every write is checked (a full disk is an Error that names the file).
+// A name that is a device or a pipe already (/dev/null, <(...)) is written as it is.
 class AtomicFile {
  public:
   explicit AtomicFile(const fs::path& path);
@@ -53,6 +54,7 @@ class AtomicFile {
  private:
   fs::path path_, temporary_;
   int fd_ = -1;
+  bool in_place_ = false;
   uint64_t written_ = 0;
 };
 

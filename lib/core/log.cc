@@ -17,14 +17,46 @@ std::atomic<LogLevel> g_level{LogLevel::info};
 std::mutex g_mutex;
 }  // namespace
 
+namespace {
+// Bytes of the UTF-8 character that `text` begins with, 0 when it is none (or an overlong or surrogate one).
+size_t utf8_length(std::string_view text) {
+  const auto byte = [&](size_t i) { return i < text.size() ? static_cast<unsigned char>(text[i]) : 0u; };
+  const unsigned first = byte(0);
+  const size_t n = first < 0x80 ? 1 : first >= 0xC2 && first < 0xE0 ? 2 : first >= 0xE0 && first < 0xF0 ? 3 : first >= 0xF0 && first < 0xF5 ? 4 : 0;
+  for (size_t i = 1; i < n; ++i)
+    if ((byte(i) & 0xC0) != 0x80) return 0;
+  const bool bad = (first == 0xE0 && byte(1) < 0xA0) || (first == 0xED && byte(1) >= 0xA0) || (first == 0xF0 && byte(1) < 0x90) || (first == 0xF4 && byte(1) >= 0x90);
+  return bad ? 0 : n;
+}
+}  // namespace
+
+std::string printable(std::string_view text, size_t most) {
+  if (text.size() > most) return printable(text.substr(0, most)) + "...";
+  std::string out;
+  out.reserve(text.size());
+  while (!text.empty()) {
+    const size_t n = utf8_length(text), step = n == 0 ? 1 : n;
+    const auto first = static_cast<unsigned char>(text[0]);
+    const bool control = n == 0 || (first < 0x20 && first != '\n' && first != '\t') || first == 0x7F ||
+                         (first == 0xC2 && static_cast<unsigned char>(text[1]) < 0xA0);  // C1: some terminals obey them
+    for (size_t i = 0; i < step; ++i) {
+      if (control) out += fmt::format("\\x{:02x}", static_cast<unsigned char>(text[i]));
+      else out += text[i];
+    }
+    text.remove_prefix(step);
+  }
+  return out;
+}
+
 void set_log_level(LogLevel level) { g_level = level; }
 LogLevel log_level() { return g_level; }
 
-void log_line(LogLevel level, std::string_view text) {
+void log_line(LogLevel level, std::string_view raw) {
   if (log_level() < level) return;
+  const std::string text = printable(raw);
   std::lock_guard lock(g_mutex);
   const char* prefix = level == LogLevel::warn ? "warning: " : level == LogLevel::error ? "error: " : "";
-  std::fprintf(stderr, "%s%.*s\n", prefix, static_cast<int>(text.size()), text.data());
+  std::fprintf(stderr, "%s%s\n", prefix, text.c_str());
 }
 
 Progress::Progress(std::string what, uint64_t total, std::string unit)

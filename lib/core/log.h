@@ -24,6 +24,10 @@ void log_warn(fmt::format_string<Args...> format, Args&&... args) {
   if (log_level() >= LogLevel::warn) log_line(LogLevel::warn, fmt::format(format, std::forward<Args>(args)...));
 }
 
+// Text that may come from a file, as a terminal may see it: control characters and bytes that are no UTF-8 become \xNN; newlines and
+// tabs stay. Of what is longer than `most` bytes, its beginning. log_line and main's last words pass through it.
+std::string printable(std::string_view text, size_t most = std::string_view::npos);
+
 // A progress line: redrawn in place on a terminal, one line every 30 s elsewhere (Slurm logs).
 //   Progress p("extract", n_rows, "rows");  p.update(done);  p.finish();
 class Progress {

@@ -10,6 +10,7 @@
 namespace dspark {
 namespace {
 std::atomic<int> g_stops{0};
+std::atomic<const char*> g_at_once{nullptr};  // what StopAtOnce says
 static_assert(std::atomic<int>::is_always_lock_free, "signal handlers may touch only lock-free atomics");
 
 void on_signal(int signal) {
@@ -29,6 +30,14 @@ void install_stop_handler() {
 
 bool stop_requested() { return g_stops.load(std::memory_order_relaxed) > 0; }
 void request_stop() { g_stops.fetch_add(1); }
+
+StopAtOnce::StopAtOnce(const char* what) { g_at_once = what; }
+StopAtOnce::~StopAtOnce() { g_at_once = nullptr; }
+void stop_point() {
+  const char* what = g_at_once.load(std::memory_order_relaxed);
+  if (what != nullptr && stop_requested()) stopped(what);
+}
+
 void stopped(const char* what) { throw Error(fmt::format("stopped on request; {}", what), ExitCode::stopped); }
 
 }  // namespace dspark

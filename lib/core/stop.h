@@ -10,4 +10,15 @@ void request_stop();   // what the handler does; also used by --time-limit and t
 // Throws Error with exit code 75 and `what` was saved.
 [[noreturn]] void stopped(const char* what);
 
+// While one lives, a stop request ends the work at once: every ThreadPool loop begins with a stop_point(), which throws
+// stopped(what) then. For work that has nothing to save (bench). Made and destroyed on the thread that runs the loops.
+class StopAtOnce {
+ public:
+  explicit StopAtOnce(const char* what);
+  ~StopAtOnce();
+  StopAtOnce(const StopAtOnce&) = delete;
+  StopAtOnce& operator=(const StopAtOnce&) = delete;
+};
+void stop_point();
+
 }  // namespace dspark

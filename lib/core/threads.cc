@@ -6,8 +6,12 @@
 #include <atomic>
 #include <exception>
 #include <mutex>
+#include <system_error>
 #include <thread>
 #include <vector>
+
+#include "core/error.h"
+#include "core/stop.h"
 
 namespace dspark {
 
@@ -62,6 +66,12 @@ struct ThreadPool::Impl {
     generation.notify_all();
   }
 
+  void end() {
+    stop = true;
+    start();
+    for (auto& t : workers) t.join();
+  }
+
   void worker(int index) {
     for (uint32_t seen = 0;; ++seen) {
       wait_for_change(generation, seen);
@@ -73,18 +83,21 @@ struct ThreadPool::Impl {
 };
 
 ThreadPool::ThreadPool(int n_threads) : impl_(std::make_unique<Impl>()) {
-  for (int i = 1; i < std::max(1, n_threads); ++i) impl_->workers.emplace_back([this, i] { impl_->worker(i); });
+  try {
+    for (int i = 1; i < std::max(1, n_threads); ++i) impl_->workers.emplace_back([impl = impl_.get(), i] { impl->worker(i); });
+  } catch (const std::system_error& e) {
+    const size_t started = impl_->workers.size() + 1;
+    impl_->end();
+    fail("cannot start thread {} of {}: {}; ask for fewer with --threads", started + 1, n_threads, e.code().message());
+  }
 }
 
-ThreadPool::~ThreadPool() {
-  impl_->stop = true;
-  impl_->start();
-  for (auto& t : impl_->workers) t.join();
-}
+ThreadPool::~ThreadPool() { impl_->end(); }
 
 int ThreadPool::size() const { return static_cast<int>(impl_->workers.size()) + 1; }
 
 void ThreadPool::parallel_for(int64_t n, int64_t grain, const LoopBody& body) {
+  stop_point();
   if (n <= 0) return;
   const int64_t parts = std::min<int64_t>(size(), (n + std::max<int64_t>(grain, 1) - 1) / std::max<int64_t>(grain, 1));
   if (parts <= 1) return body(0, n, 0);

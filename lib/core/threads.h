@@ -24,7 +24,7 @@ class LoopBody {
 
 class ThreadPool {
  public:
-  explicit ThreadPool(int n_threads);  // the caller counts as one
+  explicit ThreadPool(int n_threads);  // the caller counts as one; throws when the system starts no more
   ~ThreadPool();
   ThreadPool(const ThreadPool&) = delete;
   ThreadPool& operator=(const ThreadPool&) = delete;
@@ -32,6 +32,7 @@ class ThreadPool {
   int size() const;
   // Calls body(begin, end, thread) for disjoint shares of [0, n), each at least `grain` long; returns when all are done.
   // Exceptions thrown by a share are rethrown here. Not re-entrant: a body must not call parallel_for on the same pool.
+  // A stop_point() (core/stop.h).
   void parallel_for(int64_t n, int64_t grain, const LoopBody& body);
 
  private:
