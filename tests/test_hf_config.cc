@@ -232,12 +232,12 @@ TEST_CASE("wrong config values are refused by field", "[hf_config]") {
   refuse("num_key_value_heads", 4, "6 heads do not share 4");
   refuse("head_dim", 15, "head size 15 is odd");
   refuse("vocab_size", 1ll << 50, "the vocabulary");
-  refuse("rms_norm_eps", 0, "the norm epsilon is 0");
+  refuse("rms_norm_eps", 0, "'rms_norm_eps' is 0");
   refuse("tie_word_embeddings", 1, "expected true or false");
   refuse("hidden_act", "gelu", "'gelu' is not supported");
   refuse("architectures", {"LlamaForSequenceClassification"}, "expected LlamaForCausalLM");
   refuse("quantization_config", {{"quant_method", "fp8"}}, "quantised");
-  refuse("partial_rotary_factor", 1.5, "expected at most 1");
+  refuse("partial_rotary_factor", 1.5, "expected 1e-06 to 1");
   refuse("eos_token_id", "x", "'eos_token_id' is \"x\"");
   refuse("rope_parameters", {{"rope_type", "longrope"}}, "'longrope' is not supported");
   refuse("rope_parameters", {{"rope_type", "linear"}}, "'factor' is missing");
@@ -320,7 +320,7 @@ TEST_CASE("GGUF metadata that the forward does not compute is refused by key", "
     w.set_u32("llama.attention.sliding_window", 8);
     return Floats();
   });
-  refuse("not all positive", [](GgufWriter& w) {
+  refuse("'llama.rope.freq_base' is 0", [](GgufWriter& w) {
     w.set_f32("llama.rope.freq_base", 0);
     return Floats();
   });

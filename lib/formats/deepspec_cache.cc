@@ -58,7 +58,7 @@ DeepSpecCache::DeepSpecCache(const fs::path& folder) : folder_(folder) {
       shards_.emplace_back(folder / name);
     }
   } catch (const Json::exception& e) {
-    fail("{}: not a target cache manifest: {}", manifest_path.string(), e.what());
+    fail("{}: not a target cache manifest: {}", manifest_path.string(), json_error(e));
   }
   identity_.last_state = LastState::post_norm;
   identity_.codec = StoreCodec::raw;

@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "core/error.h"
+#include "core/log.h"
 #include "formats/safetensors.h"  // shape_text
 
 namespace dspark::formats {
@@ -52,12 +53,8 @@ std::string_view text_of(std::span<const std::byte> bytes) {
   return {reinterpret_cast<const char*>(bytes.data()), bytes.size()};
 }
 
-// A name from a file inside a message: no control characters, no pages of text.
-std::string printable(std::string_view name) {
-  std::string out;
-  for (char c : name.substr(0, 80)) out += static_cast<unsigned char>(c) < 32 || c == 127 ? '?' : c;
-  return name.size() > 80 ? out + "..." : out;
-}
+// A name from a file inside a message: no pages of text.
+std::string shown(std::string_view name) { return printable(name, 80); }
 
 }  // namespace
 
@@ -123,7 +120,7 @@ class GgufParser {
     const uint64_t start = at_;
     const std::string_view text = string();
     if (text.empty() || text.size() > kMaxNameBytes) complain(start, "its name has {} bytes", text.size());
-    where_ = fmt::format("{} '{}'", what, printable(text));
+    where_ = fmt::format("{} '{}'", what, shown(text));
     return std::string(text);
   }
 
@@ -206,7 +203,7 @@ class GgufParser {
     const uint64_t alignment = gguf_.alignment_, data_begin = (at_ + alignment - 1) / alignment * alignment;
     std::vector<std::pair<uint64_t, size_t>> order;
     for (size_t i = 0; i < offsets.size(); ++i) {
-      where_ = fmt::format("tensor '{}'", printable(gguf_.tensors_[i].name));
+      where_ = fmt::format("tensor '{}'", shown(gguf_.tensors_[i].name));
       if (data_begin > file_.size() || offsets[i] > file_.size() - data_begin ||
           bytes_[i] > file_.size() - data_begin - offsets[i])
         complain(at_, "its {} bytes at data offset {} (data begins at {}) end beyond the file's {}: it is cut off",
@@ -221,7 +218,7 @@ class GgufParser {
       const auto [before, i] = order[k - 1];
       if (before + bytes_[i] > order[k].first)
         fail("{}: tensor '{}' at data offset {} overlaps tensor '{}'", path(),
-             printable(gguf_.tensors_[order[k].second].name), order[k].first, printable(gguf_.tensors_[i].name));
+             shown(gguf_.tensors_[order[k].second].name), order[k].first, shown(gguf_.tensors_[i].name));
     }
   }
 
@@ -353,7 +350,7 @@ std::string Gguf::describe(std::string_view key) const {
   const Value* v = find_value(key);
   DS_REQUIRE(v, "{}: the metadata key '{}' is missing", path().string(), key);
   if (v->array) return fmt::format("[{} x {}]", v->count, gguf_type_name(v->type));
-  if (v->type == GgufType::string) return fmt::format("\"{}\"", printable(string(key)));
+  if (v->type == GgufType::string) return fmt::format("\"{}\"", shown(string(key)));
   if (v->type == GgufType::boolean) return boolean(key) ? "true" : "false";
   if (v->type == GgufType::f32) return fmt::format("{}", load<float>(v->payload, 0));
   if (v->type == GgufType::u64) return fmt::format("{}", load<uint64_t>(v->payload, 0));

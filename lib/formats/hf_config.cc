@@ -6,6 +6,7 @@
 #include <set>
 
 #include "core/hash.h"
+#include "core/log.h"
 #include "formats/json_fields.h"
 #include "formats/safetensors.h"  // shape_text
 
@@ -28,8 +29,10 @@ Architecture architecture_from_name(std::string_view name, const std::string& wh
     if (k.name == name) return k.architecture;
     supported += fmt::format("{}{}", supported.empty() ? "" : ", ", k.name);
   }
-  fail("{}: the architecture '{}' is not supported ({} are)", where, name, supported);
+  fail("{}: the architecture '{}' is not supported ({} are)", where, printable(name, 80), supported);
 }
+
+constexpr double kMostEps = 0.1;  // of an RMS norm; more is no guard against a division by zero but another model
 
 // Sizes that arithmetic elsewhere may multiply without looking.
 void validate(const TargetConfig& c, const std::string& where) {
@@ -47,7 +50,6 @@ void validate(const TargetConfig& c, const std::string& where) {
   DS_REQUIRE(c.heads % c.kv_heads == 0, "{}: {} heads do not share {} key/value heads evenly", where, c.heads,
              c.kv_heads);
   DS_REQUIRE(c.head_dim % 2 == 0, "{}: the head size {} is odd, rotary embeddings need pairs", where, c.head_dim);
-  DS_REQUIRE(c.eps > 0 && c.eps < 1, "{}: the norm epsilon is {}", where, c.eps);
   for (int64_t w : c.windows) DS_REQUIRE(w >= 0, "{}: the sliding window is {}", where, w);
 }
 
@@ -117,6 +119,7 @@ TargetConfig target_config_from_hf(const fs::path& config_json) {
   c.vocab = f.required_integer("vocab_size");
   c.max_position = f.required_integer("max_position_embeddings");
   c.eps = f.number("rms_norm_eps").value_or(1e-6);
+  DS_REQUIRE(c.eps > 0 && c.eps <= kMostEps, "{}: 'rms_norm_eps' is {}, expected more than 0 and at most {}", where, c.eps, kMostEps);
   c.tied = f.boolean("tie_word_embeddings").value_or(false);
   c.rope = rope_from_hf(json, where);
   c.bos_token = f.integer("bos_token_id").value_or(-1);
@@ -164,6 +167,10 @@ TargetConfig target_config_from_gguf(const Gguf& g) {
   TargetConfig c;
   c.architecture = architecture_from_name(arch, where);
   const auto key = [&](std::string_view name) { return fmt::format("{}.{}", arch, name); };
+  const auto real = [&](std::string_view name, double value, double least, double most) {
+    DS_REQUIRE(value >= least && value <= most, "{}: '{}' is {}, expected {} to {}", where, key(name), value, least, most);
+    return value;
+  };
   DS_REQUIRE(g.integer(key("expert_count"), 0) == 0, "{}: mixtures of experts are not supported ('{}' is {})", where,
              key("expert_count"), g.integer(key("expert_count"), 0));
   DS_REQUIRE(g.integer(key("attention.sliding_window"), 0) == 0,
@@ -174,7 +181,7 @@ TargetConfig target_config_from_gguf(const Gguf& g) {
   c.kv_heads = g.integer(key("attention.head_count_kv"), c.heads);
   c.ffn = g.integer(key("feed_forward_length"));
   c.max_position = g.integer(key("context_length"));
-  c.eps = g.number(key("attention.layer_norm_rms_epsilon"));
+  c.eps = real("attention.layer_norm_rms_epsilon", g.number(key("attention.layer_norm_rms_epsilon")), 1e-30, kMostEps);
   DS_REQUIRE(c.layers >= 1 && c.layers <= 1 << 12 && c.heads >= 1, "{}: {} layers of {} heads", where, c.layers,
              c.heads);
   c.windows.assign(static_cast<size_t>(c.layers), 0);
@@ -201,7 +208,7 @@ TargetConfig target_config_from_gguf(const Gguf& g) {
   c.qk_norm = c.architecture == Architecture::qwen3;
   c.interleaved_qk = c.architecture == Architecture::llama;
 
-  c.rope.theta = g.number(key("rope.freq_base"), 10000.0);
+  c.rope.theta = real("rope.freq_base", g.number(key("rope.freq_base"), 10000.0), kLeastRopeTheta, kMostRopeTheta);
   c.rope.partial_rotary_factor = static_cast<double>(rotated) / static_cast<double>(c.head_dim);
   const std::string_view scaling =
       g.string(key("rope.scaling.type"), g.has(key("rope.scale_linear")) ? "linear" : "none");
@@ -209,24 +216,21 @@ TargetConfig target_config_from_gguf(const Gguf& g) {
     DS_REQUIRE(scaling == "linear" || scaling == "yarn",
                "{}: rope scaling '{}' is not supported (none, linear, yarn are)", where, scaling);
     c.rope.type = scaling;
-    c.rope.factor =
-        g.has(key("rope.scaling.factor")) ? g.number(key("rope.scaling.factor")) : g.number(key("rope.scale_linear"));
+    const char* factor = g.has(key("rope.scaling.factor")) ? "rope.scaling.factor" : "rope.scale_linear";
+    c.rope.factor = real(factor, g.number(key(factor)), 1 / kMostRopeFactor, kMostRopeFactor);
   }
   if (scaling == "yarn") {
     c.rope.original_max_position = g.integer(key("rope.scaling.original_context_length"), c.max_position);
-    c.rope.beta_fast = g.number(key("rope.scaling.yarn_beta_fast"), 32);
-    c.rope.beta_slow = g.number(key("rope.scaling.yarn_beta_slow"), 1);
+    c.rope.beta_fast = real("rope.scaling.yarn_beta_fast", g.number(key("rope.scaling.yarn_beta_fast"), 32), 1 / kMostRopeFactor, kMostRopeFactor);
+    c.rope.beta_slow = real("rope.scaling.yarn_beta_slow", g.number(key("rope.scaling.yarn_beta_slow"), 1), 1 / kMostRopeFactor, kMostRopeFactor);
     // llama.cpp multiplies its own 0.1 ln(factor) + 1 by this.
     if (g.has(key("rope.scaling.attn_factor")))
-      c.rope.attention_factor = g.number(key("rope.scaling.attn_factor")) * (0.1 * std::log(c.rope.factor) + 1);
+      c.rope.attention_factor = real("rope.scaling.attn_factor", g.number(key("rope.scaling.attn_factor")), 1 / kMostRopeFactor, kMostRopeFactor) * (0.1 * std::log(c.rope.factor) + 1);
     for (const char* name :
          {"rope.scaling.yarn_ext_factor", "rope.scaling.yarn_attn_factor", "rope.scaling.yarn_log_multiplier"})
       DS_REQUIRE(!g.has(key(name)), "{}: '{}' is not supported", where, key(name));
   }
-  DS_REQUIRE(c.rope.theta > 0 && c.rope.factor > 0 && c.rope.original_max_position >= 0 && c.rope.beta_fast > 0 &&
-                 c.rope.beta_slow > 0,
-             "{}: rope base {}, factor {}, original length {} are not all positive", where, c.rope.theta, c.rope.factor,
-             c.rope.original_max_position);
+  DS_REQUIRE(c.rope.original_max_position >= 0, "{}: '{}' is {}, expected at least 0", where, key("rope.scaling.original_context_length"), c.rope.original_max_position);
   if (const GgufTensor* divisors = g.find("rope_freqs.weight")) {
     DS_REQUIRE(divisors->count() == c.head_dim / 2, "{}: tensor 'rope_freqs.weight' has {} values, expected {}", where,
                divisors->count(), c.head_dim / 2);

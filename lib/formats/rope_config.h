@@ -6,6 +6,9 @@
 
 namespace dspark::formats {
 
+// What readers accept: outside of it frequencies are no rotation any more (all one, none, not finite).
+inline constexpr double kLeastRopeTheta = 1, kMostRopeTheta = 1e15, kMostRopeFactor = 1e6;  // factors: from 1/most
+
 struct RopeConfig {
   std::string type = "default";  // default, linear, yarn, llama3, dynamic, proportional
   double theta = 10000.0;

@@ -9,39 +9,42 @@ namespace {
 
 constexpr std::array<std::string_view, 6> kTypes = {"default", "linear", "yarn", "llama3", "dynamic", "proportional"};
 
-double positive(const JsonFields& f, std::string_view key, double value) {
-  DS_REQUIRE(value > 0, "{}: '{}' is {}, expected a positive number", f.where(), key, value);
+double within(const JsonFields& f, std::string_view key, double value, double least, double most) {
+  DS_REQUIRE(value >= least && value <= most, "{}: '{}' is {}, expected {} to {}", f.where(), key, value, least, most);
   return value;
 }
+double theta_of(const JsonFields& f, double value) { return within(f, "rope_theta", value, kLeastRopeTheta, kMostRopeTheta); }
+double factor_of(const JsonFields& f, std::string_view key, double value) { return within(f, key, value, 1 / kMostRopeFactor, kMostRopeFactor); }
+double partial_of(const JsonFields& f, double value) { return within(f, "partial_rotary_factor", value, 1e-6, 1); }
 
 // One object that says it all: rope_parameters, or rope_scaling with the theta beside it.
 RopeConfig parse(const JsonFields& f, double theta) {
   RopeConfig r;
-  r.theta = positive(f, "rope_theta", f.number("rope_theta").value_or(theta));
+  r.theta = theta_of(f, f.number("rope_theta").value_or(theta));
   r.type = f.string("rope_type").value_or(f.string("type").value_or("default"));
   DS_REQUIRE(std::find(kTypes.begin(), kTypes.end(), r.type) != kTypes.end(),
              "{}: rope type '{}' is not supported (default, linear, yarn, llama3, dynamic, proportional are)",
              f.where(), r.type);
-  r.partial_rotary_factor = positive(f, "partial_rotary_factor", f.number("partial_rotary_factor").value_or(1.0));
+  r.partial_rotary_factor = partial_of(f, f.number("partial_rotary_factor").value_or(1.0));
   if (r.type == "default") return r;
   const auto factor = f.number("factor");
   DS_REQUIRE(factor || r.type == "proportional", "{}: 'factor' is missing for rope type '{}'", f.where(), r.type);
-  r.factor = positive(f, "factor", factor.value_or(1.0));
+  r.factor = factor_of(f, "factor", factor.value_or(1.0));
   r.original_max_position = f.integer("original_max_position_embeddings").value_or(0);
   DS_REQUIRE(r.original_max_position >= 0, "{}: 'original_max_position_embeddings' is {}", f.where(),
              r.original_max_position);
   if (r.type == "llama3") {
-    r.low_freq_factor = positive(f, "low_freq_factor", f.required_number("low_freq_factor"));
-    r.high_freq_factor = positive(f, "high_freq_factor", f.required_number("high_freq_factor"));
+    r.low_freq_factor = factor_of(f, "low_freq_factor", f.required_number("low_freq_factor"));
+    r.high_freq_factor = factor_of(f, "high_freq_factor", f.required_number("high_freq_factor"));
     DS_REQUIRE(r.high_freq_factor > r.low_freq_factor && r.original_max_position > 0,
                "{}: llama3 needs high_freq_factor > low_freq_factor and original_max_position_embeddings", f.where());
   }
   if (r.type == "yarn") {
-    r.beta_fast = positive(f, "beta_fast", f.number("beta_fast").value_or(32));
-    r.beta_slow = positive(f, "beta_slow", f.number("beta_slow").value_or(1));
-    r.attention_factor = f.number("attention_factor").value_or(0);
-    r.mscale = f.number("mscale").value_or(0);
-    r.mscale_all_dim = f.number("mscale_all_dim").value_or(0);
+    r.beta_fast = factor_of(f, "beta_fast", f.number("beta_fast").value_or(32));
+    r.beta_slow = factor_of(f, "beta_slow", f.number("beta_slow").value_or(1));
+    r.attention_factor = within(f, "attention_factor", f.number("attention_factor").value_or(0), 0, kMostRopeFactor);
+    r.mscale = within(f, "mscale", f.number("mscale").value_or(0), 0, kMostRopeFactor);
+    r.mscale_all_dim = within(f, "mscale_all_dim", f.number("mscale_all_dim").value_or(0), 0, kMostRopeFactor);
     r.truncate = f.boolean("truncate").value_or(true);
   }
   return r;
@@ -70,13 +73,11 @@ RopeConfig rope_from_hf(const Json& config, std::string_view where) {
   } else if (scaling) {
     r = parse(JsonFields(*scaling, fmt::format("{}: rope_scaling", where)), theta.value_or(10000.0));
   } else {
-    r.theta = positive(top, "rope_theta", theta.value_or(10000.0));
+    r.theta = theta_of(top, theta.value_or(10000.0));
   }
   // Some configs keep this one outside.
   if (const auto partial = top.number("partial_rotary_factor"); partial && r.partial_rotary_factor == 1.0)
-    r.partial_rotary_factor = positive(top, "partial_rotary_factor", *partial);
-  DS_REQUIRE(r.partial_rotary_factor <= 1.0, "{}: 'partial_rotary_factor' is {}, expected at most 1", where,
-             r.partial_rotary_factor);
+    r.partial_rotary_factor = partial_of(top, *partial);
   return r;
 }
 

@@ -155,7 +155,7 @@ std::optional<Row> parse_row(std::string_view line, RowError& error) {
   } catch (const NotARow& e) {
     error = e.error;
   } catch (const nlohmann::json::exception& e) {
-    error = {"not JSON", e.what()};
+    error = {"not JSON", json_error(e)};
   }
   return std::nullopt;
 }

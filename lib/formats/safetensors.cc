@@ -36,7 +36,7 @@ Json parse_header(std::string_view text, const std::string& path) {
   try {
     return Json::parse(text, watch);
   } catch (const Json::exception& e) {
-    fail("{}: the header is not valid JSON: {}", path, e.what());
+    fail("{}: the header is not valid JSON: {}", path, json_error(e));
   }
 }
 

@@ -38,7 +38,7 @@ SafetensorsWriter::SafetensorsWriter(const fs::path& path, std::vector<TensorSpe
   try {
     text = header.dump();
   } catch (const OrderedJson::exception& e) {
-    fail("cannot write {}: a name or metadata text is not UTF-8 ({})", path.string(), e.what());
+    fail("cannot write {}: a name or metadata text is not UTF-8 ({})", path.string(), json_error(e));
   }
   text.resize((text.size() + 7) / 8 * 8, ' ');
   unsigned char length[8];

@@ -48,6 +48,7 @@ struct StoreProblem {
   std::string file;
   uint64_t offset = 0;
   std::string what;
+  bool tail = false;  // what an interrupted writer leaves behind the last whole record: nothing that was stored is lost
   std::string text() const;  // "shard-00001.dss at 4096: ..."
 };
 

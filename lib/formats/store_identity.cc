@@ -119,7 +119,7 @@ StoreIdentity parse_identity(std::string_view text, std::string_view where) {
     id.tokenizer_hash = j.at("tokenizer_hash").get<std::string>();
     id.vocab_size = j.at("vocab_size").get<int64_t>();
   } catch (const Json::exception& e) {
-    fail("{}: the identity of the store is not readable: {}", where, e.what());
+    fail("{}: the identity of the store is not readable: {}", where, json_error(e));
   }
   check_identity(id, where);
   return id;

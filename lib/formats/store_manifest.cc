@@ -12,11 +12,6 @@ namespace {
 
 constexpr const char* kFormatName = "dspark-store";
 
-std::string checksum(const Json& without) {
-  const std::string text = without.dump(-1, ' ', false, Json::error_handler_t::replace);
-  return fmt::format("{:08x}", crc32c(std::as_bytes(std::span(text.data(), text.size()))));
-}
-
 std::optional<StoreSummary> read_one(const fs::path& path, std::vector<StoreProblem>& problems) {
   const std::string name = path.filename().string();
   if (!fs::exists(path)) return std::nullopt;
@@ -30,7 +25,7 @@ std::optional<StoreSummary> read_one(const fs::path& path, std::vector<StoreProb
   try {
     const Json crc = j.value("crc32c", Json());
     j.erase("crc32c");
-    if (!crc.is_string() || crc.get<std::string>() != checksum(j)) return damaged("its checksum is wrong");
+    if (!crc.is_string() || crc.get<std::string>() != json_checksum(j)) return damaged("its checksum is wrong");
     DS_REQUIRE(format == kFormatName, "{} is a manifest of something else: format '{}'", path.string(), format);
     const auto version = j.at("version").get<std::vector<int>>();
     DS_REQUIRE(
@@ -49,7 +44,7 @@ std::optional<StoreSummary> read_one(const fs::path& path, std::vector<StoreProb
       s.shard_bytes[shard.at("index").get<uint32_t>()] = shard.at("bytes").get<uint64_t>();
     return s;
   } catch (const Json::exception& e) {
-    return damaged(e.what());
+    return damaged(json_error(e));
   }
 }
 
@@ -68,7 +63,7 @@ void write_summary(const fs::path& path, const StoreSummary& s) {
   j["shards"] = Json::array();
   for (const auto& [index, bytes] : s.shard_bytes)
     j["shards"].push_back({{"index", index}, {"file", shard_name(index)}, {"bytes", bytes}});
-  j["crc32c"] = checksum(j);
+  j["crc32c"] = json_checksum(j);
   write_text_atomic(path, j.dump(1) + "\n");
 }
 

@@ -41,13 +41,19 @@ StoreReader::StoreReader(const fs::path& folder) : folder_(folder) {
     const uint64_t vouched = facts.vouched(index);
     if (bytes.size() < vouched)
       problems_.push_back({name, bytes.size(), fmt::format("the file is cut off: it had {} bytes", vouched)});
-    scan_records(
+    const size_t before = problems_.size();
+    const ShardScan scan = scan_records(
         bytes, name, header ? header->header_bytes : 0, vouched, format_,
         [&](uint64_t offset, const RecordHeader& h) {
           infos_.push_back({h.id, h.n_tokens, h.n_mask, h.finish, h.record_bytes, h.conversation});
           places_.push_back({static_cast<uint32_t>(shards_.size() - 1), offset, h});
         },
         problems_);
+    // An unfinished store may end in a record that was being written, or in a shard that was being made.
+    if (complete_ || index != shards.back() || bytes.size() < vouched) continue;
+    for (size_t i = before; i < problems_.size(); ++i) problems_[i].tail = problems_[i].offset >= std::max(scan.end, vouched);
+    const bool being_made = !header && vouched == 0 && bytes.size() < kShardHeaderBytes + facts.identity_text.size();
+    for (StoreProblem& p : problems_) p.tail |= being_made && p.file == name;
   }
   if (!facts.summary) return;
   for (const auto& [index, bytes] : facts.summary->shard_bytes)

@@ -20,7 +20,7 @@ T get(const Json& object, const char* key, const fs::path& path) {
   try {
     return object.at(key).get<T>();
   } catch (const nlohmann::json::exception& e) {
-    fail("{}: key '{}': {}", path.string(), key, e.what());
+    fail("{}: key '{}': {}", path.string(), key, json_error(e));
   }
 }
 
@@ -190,7 +190,7 @@ TokenizerData read_tokenizer_json(const fs::path& path) {
     }
     read_post_processor(root.value("post_processor", Json()), data, path);
   } catch (const nlohmann::json::exception& e) {
-    fail("{}: not a tokenizer.json as expected: {}", path.string(), e.what());
+    fail("{}: not a tokenizer.json as expected: {}", path.string(), json_error(e));
   }
   data.pre = split_rule_name(split.patterns);
   data.split = std::move(split);
