@@ -139,12 +139,12 @@ TEST_CASE("a damaged checkpoint is set aside and the one before it is taken", "[
       CHECK(with(file, bytes.substr(0, at))->step == 24);
       CHECK(checkpoint_names(copy) == std::vector<std::string>{"damaged-00000036", "step-00000024"});
     }
-    if (file == "state.json") continue;  // it holds the checksums and has none
     for (int i = 0; i < 12; ++i) {
       std::string flipped = bytes;
       const auto bit = static_cast<size_t>(8 * static_cast<double>(bytes.size()) * random_fraction());
       flipped[bit / 8] = static_cast<char>(flipped[bit / 8] ^ (1 << bit % 8));
       INFO(file << " with bit " << bit << " flipped");
+      if (file == "state.json" && Json::parse(flipped, nullptr, false) == Json::parse(bytes)) continue;  // 1e-05 as 1E-05
       CHECK(with(file, flipped)->step == 24);
     }
   }

@@ -79,19 +79,49 @@ Json describe_files(const fs::path& folder) {
   return files;
 }
 
+constexpr const char* kOwnChecksum = "crc32c";  // of everything else in state.json, from format 1.2 on
+
+bool is_whole(const Json& state, const char* key, int64_t least, int64_t most) {
+  const auto it = state.find(key);
+  if (it == state.end() || !it->is_number_integer() || (it->is_number_unsigned() && it->get<uint64_t>() > INT64_MAX)) return false;
+  return it->get<int64_t>() >= least && it->get<int64_t>() <= most;
+}
+
+// state.json of the checkpoint of this step. Throws when it is not what was written there: its own checksum, then what a checksum that
+// somebody put right, or an older format without one, lets through.
+Json read_state(const fs::path& folder, int64_t step) {
+  const fs::path path = folder / "state.json";
+  Json s = read_json(path);
+  DS_REQUIRE(s.is_object(), "{}: not a JSON object", path.string());
+  const Json crc = s.value(kOwnChecksum, Json()), version = s.value("format_version", Json());
+  s.erase(kOwnChecksum);
+  DS_REQUIRE(crc.is_null() || crc == json_checksum(s), "{} is damaged (its checksum is another one)", path.string());
+  DS_REQUIRE(version.is_string() && (!crc.is_null() || version == "1.0" || version == "1.1"), "{}: its checksum is missing", path.string());
+  const auto require = [&](bool good, const char* key, const std::string& wanted) {
+    DS_REQUIRE(good, "{}: '{}' is {}, expected {}", path.string(), key, s.contains(key) ? printable(s.at(key).dump(-1, ' ', false, Json::error_handler_t::replace), 80) : "missing", wanted);
+  };
+  if (!version.get<std::string>().starts_with("1.")) return s;  // another format: read_checkpoint_state says so
+  require(is_whole(s, "step", step, step), "step", fmt::format("{}, as in the folder's name", step));
+  require(is_whole(s, "optimizer_steps", 0, step), "optimizer_steps", fmt::format("a number from 0 to {}", step));
+  if (s.contains("validation_tau")) require(s.at("validation_tau").is_number() && s.at("validation_tau") >= 0, "validation_tau", "an accepted length");
+  require(version == "1.0" || (s.contains("files") && s.at("files").is_object()), "files", "the sizes and checksums of the other files");
+  return s;
+}
+
 // What is wrong with a checkpoint, or nothing. State files of format 1.0 know nothing of the others.
-std::string damage(const fs::path& folder) {
+std::string damage(const FoundCheckpoint& c) {
   try {
-    const Json state = read_json(folder / "state.json");
+    const Json state = read_state(c.folder, c.step);
     const Json files = state.value("files", Json::object());
     for (const auto& [name, said] : files.items()) {
-      const MappedFile file(folder / name);
+      if (!said.is_object() || !is_whole(said, "bytes", 0, INT64_MAX) || !is_whole(said, "crc32c", 0, UINT32_MAX)) return fmt::format("state.json says no size and checksum of {}", name);
+      const MappedFile file(c.folder / name);
       const auto bytes = said.at("bytes").get<uint64_t>();
       if (file.size() != bytes) return fmt::format("{} has {} bytes, {} were written", name, file.size(), bytes);
       if (crc32c(file.bytes()) != said.at("crc32c").get<uint32_t>()) return fmt::format("{} is damaged (its checksum is another one)", name);
     }
   } catch (const std::exception& e) {
-    return e.what();
+    return json_error(e);
   }
   return "";
 }
@@ -128,11 +158,12 @@ void save_checkpoint(const fs::path& out, int64_t step, Drafter& drafter, Optimi
   write_tensors(temporary / "optimizer.safetensors", ctx, states(optimizer));
   if (extra) extra(temporary);
   Json s = state;
-  s["format_version"] = "1.1";
+  s["format_version"] = "1.2";
   s["step"] = step;
   s["optimizer_steps"] = optimizer.steps();
   s["files"] = describe_files(temporary);
-  write_text_atomic(temporary / "state.json", s.dump(1));
+  s[kOwnChecksum] = json_checksum(s);
+  write_text_atomic(temporary / "state.json", s.dump(1, ' ', false, Json::error_handler_t::replace));
   fsync_path(temporary);
   std::error_code ec;
   if (fs::exists(final_name)) discard(final_name);  // no whole checkpoint: a run goes on from the newest of those
@@ -148,7 +179,9 @@ std::vector<FoundCheckpoint> list_checkpoints(const fs::path& out) {
   for (const auto& entry : fs::directory_iterator(checkpoints_folder(out), ec)) {
     const std::string name = entry.path().filename().string();
     int64_t step = 0;
-    if (!name.starts_with("step-") || std::from_chars(name.data() + 5, name.data() + name.size(), step).ec != std::errc()) continue;
+    const char* end = name.data() + name.size();
+    if (!name.starts_with("step-")) continue;
+    if (const auto [stop, error] = std::from_chars(name.data() + 5, end, step); error != std::errc() || stop != end || step < 0) continue;
     found.push_back({entry.path(), step});
   }
   std::sort(found.begin(), found.end(), [](const auto& a, const auto& b) { return a.step > b.step; });
@@ -170,7 +203,7 @@ void prune_checkpoints(const fs::path& out, int64_t keep) {
 
 std::optional<FoundCheckpoint> newest_checkpoint(const fs::path& out) {
   for (const FoundCheckpoint& c : list_checkpoints(out)) {
-    const std::string wrong = damage(c.folder);
+    const std::string wrong = damage(c);
     if (wrong.empty()) return c;
     const fs::path aside = checkpoints_folder(out) / fmt::format("damaged-{:08}", c.step);
     log_warn("checkpoint {}: {}; it is set aside as {}", c.folder.string(), wrong, aside.filename().string());
@@ -191,15 +224,15 @@ std::optional<BestCheckpoint> best_checkpoint(const fs::path& out) {
       const double tau = read_checkpoint_state(c).value("validation_tau", -1.0);
       if (tau >= (best ? best->tau : 0)) best = {c, tau};
     } catch (const std::exception& e) {
-      log_warn("checkpoint {}: {}", c.folder.string(), e.what());
+      log_warn("checkpoint {}: {}", c.folder.string(), json_error(e));
     }
   }
   return best;
 }
 
 Json read_checkpoint_state(const FoundCheckpoint& c) {
-  Json s = read_json(c.folder / "state.json");
-  const std::string version = s.value("format_version", "");
+  Json s = read_state(c.folder, c.step);
+  const std::string version = s.at("format_version");
   DS_REQUIRE(version.starts_with("1."), "{}: checkpoint format '{}' is not one this version reads (1.x)", c.folder.string(), version);
   return s;
 }

@@ -1,7 +1,7 @@
 // Checkpoints: everything a run needs to go on bit for bit, besides the target and the store.
 //
 //   OUT/checkpoints/step-00000120/   state.json                run position, configuration, validation, every other file's size
-//                                                              and CRC32C (written last)
+//                                                              and CRC32C, and one of all this (written last)
 //                                    masters.safetensors       fp32 masters of every trainable tensor
 //                                    optimizer.safetensors     m.<name>, v.<name>
 //

@@ -154,7 +154,7 @@ void init_from_drafter(Drafter& drafter, const DrafterFiles& init, const std::ve
                        NewWeights rule) {
   for (Parameter& p : drafter.parameters()) {
     const bool fresh = std::any_of(mismatches.begin(), mismatches.end(), [&](const Mismatch& m) { return m.name == p.name; });
-    set_values(drafter, p.name, !p.trainable ? target(p.name) : fresh ? new_values(drafter, p, seed, rule) : formats::read_f32(init.tensors.get(p.name)));
+    set_values(drafter, p.name, !p.trainable ? target(p.name) : fresh ? new_values(drafter, p, seed, rule) : drafter_values(init, p.name));
   }
   drafter.refresh();
 }

@@ -65,7 +65,7 @@ StepMetrics Trainer::validate() {
 
 void Trainer::save(int64_t step, const StepMetrics* validation) {
   Json state = parse_json(options_.config, "run configuration");
-  if (validation) state["validation_tau"] = validation->tau();
+  if (validation && std::isfinite(validation->tau())) state["validation_tau"] = validation->tau();
   save_checkpoint(options_.out, step, drafter_, optimizer_, state, options_.write_drafter);
   prune_checkpoints(options_.out, options_.keep);
 }
