@@ -11,6 +11,7 @@
 #include "core/stop.h"
 #include "formats/loss_mask.h"
 #include "formats/rows.h"
+#include "job/fit.h"
 #include "model/drafter_files.h"
 #include "spec/statistics.h"
 #include "train/init.h"
@@ -28,26 +29,24 @@ struct LoadedDrafter {
   std::unique_ptr<Decoder> decoder;
 };
 
-// Everything that would decode wrongly instead of failing is refused here.
-void check_drafter(const model::DrafterFiles& d, const target::TargetFiles& files) {
-  const auto& c = d.config;
-  const auto& t = files.config();
-  const std::string where = d.path.string();
-  DS_REQUIRE(c.target_hidden == t.hidden, "{}: it reads target states of width {}, {} has {}: it is another target's drafter", where, c.target_hidden, files.name(), t.hidden);
-  DS_REQUIRE(c.vocab == t.vocab, "{}: its vocabulary has {} tokens, {}'s {}: it is another target's drafter", where, c.vocab, files.name(), t.vocab);
-  DS_REQUIRE(c.taps.back().n < t.layers, "{}: it taps the state after {} layers, {} has {}: it is another target's drafter", where, c.taps.back().n, files.name(), t.layers);
-  DS_REQUIRE(c.tokenizer_hash.empty() || c.tokenizer_hash == files.tokenizer().identity(), "{}: it was trained with another tokenizer ({}) than {}'s ({})", where,
-             c.tokenizer_hash.substr(0, 12), files.name(), files.tokenizer().identity().substr(0, 12));
-}
-
 LoadedDrafter load(const fs::path& path, target::TargetModel& model, const target::TargetFiles& files, int64_t capacity) {
   LoadedDrafter d{path, model::read_drafter(path), nullptr, nullptr};
-  check_drafter(d.files, files);
+  require_fit(d.files, files);
   if (const std::string doubt = model::rotary_doubt(d.files.config); !doubt.empty()) log_warn("{}: {}; decoding as servers do", path.string(), doubt);
   d.drafter = std::make_unique<model::Drafter>(model.context(), d.files.config, model::DrafterOptions{.trainable = false});
   model::load_drafter(*d.drafter, d.files, train::target_values(files, d.files.kept));
   d.decoder = std::make_unique<Decoder>(model, *d.drafter, d.files.kept, capacity);
   return d;
+}
+
+// What cannot be decoded is said of the two that tried.
+template <typename F>
+Decoded decode(const target::TargetFiles& files, LoadedDrafter& d, const F& run) {
+  try {
+    return run(*d.decoder);
+  } catch (const Error& e) {
+    throw Error(fmt::format("{} with {}: {}", files.path().string(), d.path.string(), e.what()), e.code());
+  }
 }
 
 struct TaskPrompt {
@@ -122,10 +121,12 @@ void show(LoadedDrafter& d, const target::TargetFiles& files, const OrderedJson&
     fmt::print("{}{}{}", colour && accepted ? "\033[32m" : "", text, colour && accepted ? "\033[0m" : "");
   };
   options.on_first = [&](int32_t token) { put(token, false); };
-  const Decoded out = d.decoder->speculative(prompt, options, [&](const Round& r) {
-    for (size_t i = 0; i < r.tokens.size(); ++i) put(r.tokens[i], static_cast<int64_t>(i) < r.accepted);
-    std::fflush(stdout);
-    return !stop_requested();
+  const Decoded out = decode(files, d, [&](Decoder& decoder) {
+    return decoder.speculative(prompt, options, [&](const Round& r) {
+      for (size_t i = 0; i < r.tokens.size(); ++i) put(r.tokens[i], static_cast<int64_t>(i) < r.accepted);
+      std::fflush(stdout);
+      return !stop_requested();
+    });
   });
   const PromptStats s = prompt_stats(out, d.files.config.proposals());
   fmt::print("{}\n", stream.finish());
@@ -142,7 +143,7 @@ void run_eval(const EvalOptions& o) {
   if (o.temperature < 0) fail_usage("--temperature {}: 0 (greedy) or more", o.temperature);
   if (o.max_new_tokens < 1) fail_usage("--max-new-tokens {}: at least 1", o.max_new_tokens);
   const target::TargetFiles files(o.target);
-  for (const auto& path : o.drafters) check_drafter(model::read_drafter(path), files);
+  for (const auto& path : o.drafters) require_fit(model::read_drafter(path), files);
   const auto tasks = o.data.empty() ? std::vector<TaskPrompt>{} : read_tasks(o);
   JsonLines json(o.common.json);
   auto backend = make_job_backend(o.common);
@@ -182,9 +183,9 @@ void run_eval(const EvalOptions& o) {
     DS_REQUIRE(static_cast<int64_t>(prompt.size()) + d.max_new_tokens + 64 <= o.max_length, "prompt {} has {} tokens; with {} new ones it needs a larger --max-length than {}", i, prompt.size(),
                d.max_new_tokens, o.max_length);
     Decoded plain;
-    if (o.plain) plain = drafters.front().decoder->plain(prompt, d);
+    if (o.plain) plain = decode(files, drafters.front(), [&](Decoder& decoder) { return decoder.plain(prompt, d); });
     for (size_t k = 0; k < drafters.size(); ++k) {
-      const Decoded out = drafters[k].decoder->speculative(prompt, d);
+      const Decoded out = decode(files, drafters[k], [&](Decoder& decoder) { return decoder.speculative(prompt, d); });
       PromptStats s = prompt_stats(out, drafters[k].files.config.proposals());
       s.plain_seconds = plain.seconds;
       s.plain_tokens = std::max<int64_t>(0, static_cast<int64_t>(plain.tokens.size()) - 1);
@@ -224,6 +225,7 @@ void run_eval(const EvalOptions& o) {
   }
   result["peak_rss_bytes"] = peak_rss_bytes();
   json.write(result);
+  json.finish();
 }
 
 }  // namespace dspark::job

@@ -7,6 +7,8 @@
 #include "core/log.h"
 #include "formats/hf_config.h"
 #include "job/common.h"
+#include "job/fit.h"
+#include "job/store_tools.h"
 #include "model/drafter_files.h"
 #include "model/drafter_names.h"
 #include "model/rope.h"
@@ -61,14 +63,16 @@ void run_pack(const PackOptions& o) {
     if (const std::string doubt = rotary_doubt(d.config); !doubt.empty()) log_warn("{}: {}", o.drafter.string(), doubt);
     const OrderedJson j = describe(d);
     json.write(j);
+    json.finish();
     if (o.json == "-") return;
     for (const auto& [key, value] : j.items())
-      if (key != "tensors") fmt::print("{:<20} {}\n", key, value.is_string() ? value.get<std::string>() : value.dump());
-    for (const auto& t : j["tensors"]) fmt::print("  {:<44} {:<5} {}\n", t["name"].get<std::string>(), t["dtype"].get<std::string>(), t["shape"].dump());
+      if (key != "tensors") fmt::print("{:<20} {}\n", key, value.is_string() ? printable(value.get<std::string>()) : value.dump());
+    for (const auto& t : j["tensors"]) fmt::print("  {:<44} {:<5} {}\n", printable(t["name"].get<std::string>()), t["dtype"].get<std::string>(), t["shape"].dump());
     return;
   }
   if (o.to != "speculators" && o.to != "deepspec") fail_usage("--to {}: this version writes speculators and deepspec", o.to);
   if (o.out.empty()) fail_usage("pack needs --out PATH (or --inspect)");
+  require_outside_stores(o.out);
   settle_rotary(d.config, o);
   DS_REQUIRE(!fs::exists(o.out / "config.json"), "{} holds a drafter already; choose another --out", o.out.string());
   WriteOptions w;
@@ -77,22 +81,20 @@ void run_pack(const PackOptions& o) {
   TensorValues from_target;
   if (!o.target.empty()) {
     files.emplace(o.target);
-    const auto& t = files->config();
-    DS_REQUIRE(t.hidden == d.config.target_hidden && t.vocab == d.config.vocab, "{} (width {}, vocabulary {}) is not this drafter's target (width {}, vocabulary {})", o.target.string(), t.hidden, t.vocab,
-               d.config.target_hidden, d.config.vocab);
+    require_fit(d, *files);
     from_target = train::target_values(*files, d.kept);
-    w.num_target_layers = t.layers;
+    w.num_target_layers = files->config().layers;
   }
   // speculators leaves the target's embeddings out; DeepSpec wants them in.
   if (!files) w.leave_out = d.from_target;
   DS_REQUIRE(w.format != DrafterFormat::deepspec || w.leave_out.empty(), "DeepSpec's format holds the target's embeddings, {} does not: add --target TARGET", o.drafter.string());
   write_drafter(o.out, d.config, d.kept, [&](const std::string& name) {
-    const auto* view = d.tensors.find(name);
-    return view ? formats::read_f32(*view) : from_target(name);
+    return d.tensors.find(name) ? drafter_values(d, name) : from_target(name);
   }, w);
   read_drafter(o.out);  // what was written is a drafter
   log_info("{}: {} drafter of {} written", o.out.string(), o.to, o.drafter.string());
   json.write(OrderedJson{{"drafter", o.drafter.string()}, {"out", o.out.string()}, {"format", o.to}, {"bytes", fs::file_size(o.out / "model.safetensors")}, {"peak_rss_bytes", peak_rss_bytes()}});
+  json.finish();
 }
 
 }  // namespace dspark::job

@@ -82,6 +82,9 @@ PlanInput plan_input(const DrafterConfig& c) {
 }
 
 BatchPlan make_batch_plan(const PlanInput& in) {
+  constexpr int64_t kMostSlots = 1 << 24;  // their numbers, and those of what lies between them, are 32 bits
+  const auto slots = static_cast<int64_t>(in.anchors.size()) * in.block;
+  DS_REQUIRE(slots <= kMostSlots, "a row of {} blocks of {} slots: {} slots are more than {}; lower --anchors, --row-tokens or --block", in.anchors.size(), in.block, slots, kMostSlots);
   BatchPlan plan;
   plan.n_context = static_cast<int64_t>(in.tokens.size());
   plan.n_anchors = static_cast<int64_t>(in.anchors.size());

@@ -6,18 +6,21 @@
 namespace dspark::model {
 
 void validate(const DrafterConfig& c) {
-  auto positive = [](int64_t v, const char* name) { DS_REQUIRE(v > 0, "drafter: {} is {}, it must be at least 1", name, v); };
-  positive(c.hidden, "hidden size");
-  positive(c.target_hidden, "target hidden size");
-  positive(c.ffn, "intermediate size");
-  positive(c.heads, "number of attention heads");
-  positive(c.kv_heads, "number of key/value heads");
-  positive(c.head_dim, "head size");
-  positive(c.vocab, "vocabulary");
-  positive(c.draft_vocab, "draft vocabulary");
-  positive(c.n_layers(), "number of layers");
-  positive(c.n_taps(), "number of tapped layers");
-  positive(c.block, "block size");
+  // What is multiplied with each other elsewhere stays far inside 64 bits.
+  auto size = [](int64_t v, const char* name, int64_t most) { DS_REQUIRE(v >= 1 && v <= most, "drafter: {} is {}, it must be from 1 to {}", name, v, most); };
+  size(c.hidden, "hidden size", 1 << 20);
+  size(c.target_hidden, "target hidden size", 1 << 20);
+  size(c.ffn, "intermediate size", 1 << 24);
+  size(c.heads, "number of attention heads", 1 << 14);
+  size(c.kv_heads, "number of key/value heads", c.heads);
+  size(c.head_dim, "head size", 1 << 14);
+  size(c.vocab, "vocabulary", 1 << 28);
+  size(c.draft_vocab, "draft vocabulary", 1 << 28);
+  size(c.n_layers(), "number of layers", 1000);
+  size(c.n_taps(), "number of tapped layers", 1000);
+  size(c.block, "block size", 1024);
+  DS_REQUIRE(c.rank >= 0 && c.rank <= 1 << 16, "drafter: Markov rank is {}, it must be from 0 to {}", c.rank, 1 << 16);
+  DS_REQUIRE(c.window >= 0 && c.window <= 1 << 30, "drafter: window is {}, it must be from 0 to {}", c.window, 1 << 30);
   DS_REQUIRE(c.sample_from_anchor || c.block >= 2, "drafter: the bonus layout needs a block of at least 2, it is {}", c.block);
   DS_REQUIRE(c.heads % c.kv_heads == 0, "drafter: {} heads cannot share {} key/value heads", c.heads, c.kv_heads);
   DS_REQUIRE(c.draft_vocab <= c.vocab, "drafter: draft vocabulary {} is larger than the target's {}", c.draft_vocab, c.vocab);
@@ -25,7 +28,7 @@ void validate(const DrafterConfig& c) {
   DS_REQUIRE(c.mask_token >= 0 && c.mask_token < c.vocab, "drafter: mask token {} is outside the vocabulary of {}",
              c.mask_token, c.vocab);
   make_rope_table(c.rope, c.head_dim, c.max_position);  // throws for what cannot be rotated
-  DS_REQUIRE(c.eps > 0 && c.eps < 1, "drafter: norm epsilon {} must be in (0, 1)", c.eps);
+  DS_REQUIRE(c.eps > 0 && c.eps <= 0.1, "drafter: rms_norm_eps is {}, expected more than 0 and at most 0.1", c.eps);
   for (size_t i = 0; i < c.taps.size(); ++i)
     DS_REQUIRE(c.taps[i].n >= 0 && (i == 0 || c.taps[i].n > c.taps[i - 1].n),
                "drafter: tapped layers must ascend; number {} is {}", i, c.taps[i].n);

@@ -97,7 +97,7 @@ std::vector<TapLayer> parse_taps(const Fields& f, const char* key, int offset) {
   DS_REQUIRE(ids.is_array() && !ids.empty(), "{}: {} must be a list of layer numbers", f.where(), key);
   std::vector<TapLayer> taps;
   for (const Json& id : ids) {
-    DS_REQUIRE(id.is_number_integer(), "{}: {} holds {}", f.where(), key, id.dump());
+    DS_REQUIRE(id.is_number_integer() && id.get<int64_t>() >= -1 && id.get<int64_t>() < 1 << 16, "{}: {} holds {}, expected layer numbers", f.where(), key, id.dump());
     taps.push_back({id.get<int>() + offset});
   }
   return taps;
@@ -236,6 +236,9 @@ DrafterConfig read_drafter_config(const fs::path& file, DrafterFormat* format) {
     parse_heads(f, c);
     c.algorithm = c.rank > 0 ? "dspark" : "dflash";
     c.taps = parse_taps(f, "target_layer_ids", 1);
+    if (f.has("num_target_layers"))
+      DS_REQUIRE(c.taps.back().n < f.integer("num_target_layers"), "{}: target_layer_ids ends with {}, expected layers before the last of num_target_layers {}", where, c.taps.back().n - 1,
+                 f.integer("num_target_layers"));
     c.draft_vocab = c.vocab;
     c.target_hidden = c.hidden;
     c.sample_from_anchor = true;

@@ -1,10 +1,12 @@
 #include "model/drafter_files.h"
 
+#include <unistd.h>
+
 #include <algorithm>
-#include <cmath>
 #include <numeric>
 
 #include "core/error.h"
+#include "core/finite.h"
 
 namespace dspark::model {
 
@@ -119,14 +121,31 @@ DrafterFiles read_drafter(const fs::path& path) {
 namespace {
 // A drafter that is not finite proposes nothing, whoever made it: it is neither written nor loaded.
 void require_finite(const std::vector<float>& v, const std::string& name, const std::string& what) {
-  const auto bad = std::find_if(v.begin(), v.end(), [](float x) { return !std::isfinite(x); });
-  DS_REQUIRE(bad == v.end(), "{}: tensor '{}' holds {} at element {}", what, name, *bad, bad - v.begin());
+  if (const auto bad = first_non_finite(v)) fail("{}: tensor '{}' holds {} at element {}", what, name, v[*bad], *bad);
 }
+}  // namespace
+
+std::vector<float> drafter_values(const DrafterFiles& files, const std::string& name) {
+  std::vector<float> v = formats::read_f32(files.tensors.get(name));
+  require_finite(v, name, files.path.string());
+  return v;
+}
+
+namespace {
+// A folder that was made for a drafter that could not be written goes again.
+struct NoEmptyFolder {
+  fs::path folder;
+  ~NoEmptyFolder() {
+    if (!folder.empty()) ::rmdir(folder.c_str());  // with something in it, it stays
+  }
+};
 }  // namespace
 
 void write_drafter(const fs::path& folder, const DrafterConfig& c, const std::vector<int32_t>& kept, const TensorValues& values,
                    const WriteOptions& options) {
   const std::string config = drafter_config_json(c, options);  // throws for what the format cannot say
+  std::error_code ec;
+  const NoEmptyFolder guard{fs::exists(folder, ec) ? fs::path() : folder};
   make_folder(folder);
   std::vector<TensorSpec> specs;
   for (auto& spec : expected_tensors(c)) {
@@ -164,11 +183,9 @@ void write_drafter(const fs::path& folder, const DrafterConfig& c, const std::ve
 
 void load_drafter(Drafter& drafter, const DrafterFiles& files, const TensorValues& target) {
   for (Parameter& p : drafter.parameters()) {
-    const auto* view = files.tensors.find(p.name);
-    const std::vector<float> v = view ? formats::read_f32(*view) : target(p.name);
+    const std::vector<float> v = files.tensors.find(p.name) ? drafter_values(files, p.name) : target(p.name);
     DS_REQUIRE(static_cast<int64_t>(v.size()) == p.value.size(), "{}: tensor '{}' has {} values, expected {}", files.path.string(), p.name,
                v.size(), p.value.size());
-    require_finite(v, p.name, files.path.string());
     drafter.set(p, {v.data(), DType::f32, p.value.rows, p.value.cols, p.value.cols});
   }
   drafter.refresh();

@@ -29,6 +29,8 @@ struct DrafterFiles {
   std::vector<std::string> from_target;  // tensors to be taken from the target
 };
 DrafterFiles read_drafter(const fs::path& path);
+// A tensor's values; throws when it is not there or a value is not finite.
+std::vector<float> drafter_values(const DrafterFiles& files, const std::string& name);
 
 // Names and shapes of all tensors a folder of this format must or may hold.
 std::vector<formats::TensorSpec> expected_tensors(const DrafterConfig& config);

@@ -119,6 +119,7 @@ int32_t Decoder::prefill(const std::vector<int32_t>& prompt, const DecodeOptions
     if (begin + rows < n) continue;
     const Tensor logits = arena_.matrix(ctx_.acc_dtype(), 1, target_.config().vocab), probs = arena_.matrix(ctx_.acc_dtype(), 1, target_.config().vocab);
     target_.logits(normed.row_range(rows - 1, 1), logits);
+    target::require_finite_logits(ctx_, logits, fmt::format("the target's logits after a prompt of {} tokens", n));
     token_probs(ctx_, {probs, logits, o.sampling});
     const double u = Rng(o.seed, RngStream::verify, o.stream).uniform(0);
     const Tensor uniform = arena_.vector(DType::f64, 1), out = arena_.vector(DType::i32, 1);
@@ -164,7 +165,11 @@ void Decoder::draft(int32_t anchor, const DecodeOptions& o, int64_t counter) {
   for (int64_t i = 0; i < proposals_; ++i) uniforms.push_back(rng.uniform(static_cast<uint64_t>(counter * kUniformsPerRound + i)));
   const Tensor uniform = arena_.vector(DType::f64, proposals_);
   ctx_.upload_now(uniform, {uniforms.data(), DType::f64, 1, proposals_, proposals_});
+  const auto check = [&] {  // once a prompt: as good as always, and next to nothing
+    if (counter == 1) target::require_finite_logits(ctx_, logits, fmt::format("the drafter's logits after {} tokens", context_length_ + 1));
+  };
   if (c.rank == 0) {  // no dependence between slots
+    check();
     token_probs(ctx_, {probs_.row_range(0, proposals_), logits, o.sampling});
     sample_tokens(ctx_, {.ids = ids_.col_range(0, proposals_), .probs = probs_.row_range(0, proposals_), .uniform = uniform, .map = map_});
     return;
@@ -180,6 +185,7 @@ void Decoder::draft(int32_t anchor, const DecodeOptions& o, int64_t counter) {
     token_probs(ctx_, {probs_.row_range(i, 1), logits.row_range(i, 1), o.sampling});
     sample_tokens(ctx_, {.ids = ids_.col_range(i, 1), .probs = probs_.row_range(i, 1), .uniform = uniform.col_range(i, 1), .map = map_});
   }
+  check();
 }
 
 Round Decoder::verify(int32_t anchor, const DecodeOptions& o, int64_t counter) {

@@ -88,6 +88,9 @@ std::vector<Generator::Slot*> Generator::step(std::vector<int32_t>& sampled) {
   const Tensor probs = arena_.matrix(ctx_.acc_dtype(), n, target_.config().vocab);
   gather_rows(ctx_, {last, normed, row});
   target_.logits(last, logits);
+  for (int64_t i = 0; i < n; ++i)
+    if (sampling[static_cast<size_t>(i)]->sequence.ids.empty())  // once a prompt
+      require_finite_logits(ctx_, logits.row_range(i, 1), fmt::format("{}: the logits after a prompt of {} tokens", options_.target, sampling[static_cast<size_t>(i)]->sequence.prompt.size()));
   token_probs(ctx_, {probs, logits, options_.sampling});
   sample_tokens(ctx_, {.ids = out, .probs = probs, .uniform = uniform});
   sampled.resize(static_cast<size_t>(n));

@@ -5,6 +5,7 @@
 
 #include <cstdint>
 #include <functional>
+#include <string>
 #include <vector>
 
 #include "target/target_model.h"
@@ -18,6 +19,7 @@ struct GenerateOptions {
   int64_t batch = 32;            // sequences at once
   uint64_t seed = 0;
   std::vector<int32_t> end_tokens;
+  std::string target = "the target";  // its name in messages
 };
 
 struct Prompt {

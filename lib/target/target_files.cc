@@ -5,6 +5,7 @@
 #include <mutex>
 
 #include "core/error.h"
+#include "core/finite.h"
 
 namespace dspark::target {
 
@@ -146,9 +147,11 @@ Render TargetFiles::render() const {
 }
 
 std::vector<float> TargetFiles::tensor(const std::string& name) const {
-  if (!source_->gguf) return read_f32(source_->tensors->get(name));
-  std::vector<float> v = read_f32(source_->gguf->get(gguf_name(name)));
-  if (config_.interleaved_qk && (name.find(".q_proj.") != std::string::npos || name.find(".k_proj.") != std::string::npos))
+  const std::string there = source_->gguf ? gguf_name(name) : name;
+  std::vector<float> v = source_->gguf ? read_f32(source_->gguf->get(there)) : read_f32(source_->tensors->get(there));
+  if (const auto bad = first_non_finite(v))
+    fail("{}: tensor '{}' holds {} at element {}: the file is damaged, or was converted badly; get it again", path_.string(), there, v[*bad], *bad);
+  if (source_->gguf && config_.interleaved_qk && (name.find(".q_proj.") != std::string::npos || name.find(".k_proj.") != std::string::npos))
     undo_interleave(v, config_.head_dim, name.find(".q_proj.") != std::string::npos ? config_.heads : config_.kv_heads, name);
   return v;
 }

@@ -35,7 +35,7 @@ class TargetFiles {
   formats::Render render() const;
   formats::ChatOptions chat_options() const;
 
-  // By Hugging Face names and in their order of rows, whatever the file does.
+  // By Hugging Face names and in their order of rows, whatever the file does. Throws when a value is not finite.
   std::vector<float> tensor(const std::string& name) const;
   TensorLoader loader() const;
 

@@ -4,6 +4,7 @@
 #include <cmath>
 
 #include "core/error.h"
+#include "core/finite.h"
 #include "model/backends.h"
 
 namespace dspark::target {
@@ -216,6 +217,13 @@ int64_t TargetModel::arena_bytes(const TargetConfig& c, bool fp32, int64_t rows,
   const int64_t peak = arena.peak_bytes();
   model.free_cache(cache);
   return peak;
+}
+
+void require_finite_logits(Context& ctx, const Tensor& logits, std::string_view what) {
+  std::vector<float> host(static_cast<size_t>(logits.size()));
+  ctx.download_now({host.data(), DType::f32, logits.rows, logits.cols, logits.cols}, logits);
+  if (const auto bad = first_non_finite(host))
+    fail("{} are not finite ({} for token id {}): the weights or the config are damaged, or too large for this precision", what, host[*bad], static_cast<int64_t>(*bad) % logits.cols);
 }
 
 }  // namespace dspark::target

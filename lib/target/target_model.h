@@ -30,6 +30,9 @@ struct Segment {
 // Values of a tensor by its Hugging Face name ("model.layers.3.self_attn.q_proj.weight"), row-major; empty: not in the file.
 using TensorLoader = std::function<std::vector<float>(const std::string& name)>;
 
+// Throws when logits cannot be sampled from, naming them as `what`: weights that are finite, but too large for what is computed with them.
+void require_finite_logits(model::Context& ctx, const model::Tensor& logits, std::string_view what);
+
 class TargetModel {
  public:
   // Loads every weight; without a loader (planning) nothing is written.

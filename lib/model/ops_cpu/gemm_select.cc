@@ -3,6 +3,7 @@
 #include <cmath>
 
 #include "core/error.h"
+#include "model/cpu_kernels.h"
 #include "model/ops_cpu/gemm.h"
 #include "model/ops_cpu/gemm_table.h"
 
@@ -113,3 +114,13 @@ std::string kernel_reason(const Kernel& kernel) {
 }
 
 }  // namespace dspark::model::cpu
+
+namespace dspark::model {
+
+std::vector<std::string> all_cpu_kernel_names() {
+  std::vector<std::string> names;
+  for (int i = 0; i < cpu::kIsaCount; ++i) names.emplace_back(cpu::isa_name(static_cast<cpu::Isa>(i)));
+  return names;
+}
+
+}  // namespace dspark::model

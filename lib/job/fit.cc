@@ -1,0 +1,33 @@
+#include "job/fit.h"
+
+#include <unistd.h>
+
+#include "core/error.h"
+#include "core/log.h"
+#include "train/plan_step.h"
+
+namespace dspark::job {
+
+void require_fit(const model::DrafterFiles& d, const target::TargetFiles& files) {
+  const auto& c = d.config;
+  const auto& t = files.config();
+  const std::string where = d.path.string();
+  DS_REQUIRE(c.target_hidden == t.hidden, "{}: it reads target states of width {}, {} has {}: it is another target's drafter", where, c.target_hidden, files.name(), t.hidden);
+  DS_REQUIRE(c.vocab == t.vocab, "{}: its vocabulary has {} tokens, {}'s {}: it is another target's drafter", where, c.vocab, files.name(), t.vocab);
+  DS_REQUIRE(c.taps.back().n < t.layers, "{}: it taps the state after {} layers, {} has {}: it is another target's drafter", where, c.taps.back().n, files.name(), t.layers);
+  DS_REQUIRE(c.tokenizer_hash.empty() || c.tokenizer_hash == files.tokenizer().identity(), "{}: it was trained with another tokenizer ({}) than {}'s ({})", where,
+             c.tokenizer_hash.substr(0, 12), files.name(), files.tokenizer().identity().substr(0, 12));
+}
+
+void require_memory(const model::DrafterConfig& config, model::Precision precision, const train::OptimizerOptions& optimizer) {
+  double bytes = 0, parameters = 0;
+  for (const train::TensorPlan& t : train::plan_update(config, precision, optimizer).tensors) {
+    bytes += static_cast<double>(t.value_bytes + t.master_bytes + t.grad_bytes + t.state_bytes);
+    parameters += static_cast<double>(t.size);
+  }
+  const double memory = static_cast<double>(::sysconf(_SC_PHYS_PAGES)) * static_cast<double>(::sysconf(_SC_PAGESIZE));
+  DS_REQUIRE(bytes <= memory, "a drafter of {:.0f} parameters needs {} for its weights, gradients and optimizer states, this machine has {}; take fewer --layers, a narrower --hidden or a smaller --rank ('dspark train --plan' shows what takes how much)",
+             parameters, format_bytes(bytes), format_bytes(memory));
+}
+
+}  // namespace dspark::job
