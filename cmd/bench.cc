@@ -2,6 +2,7 @@
 
 #include "commands.h"
 #include "core/error.h"
+#include "core/stop.h"
 #include "job/bench_gemm.h"
 #include "job/bench_gemm_table.h"
 #include "job/bench_loss.h"
@@ -23,6 +24,7 @@ OrderedJson json_of(const job::BenchResult& r) {
 struct Options {
   std::string what, json;
   job::BenchStepOptions step;
+  std::vector<std::string> chunk_slot_lists;
   std::vector<int64_t> chunk_slots;
   std::string save;
   double seconds = 0;  // 0: 0.5, or 0.1 with --save
@@ -47,6 +49,30 @@ void print(const Options& o, job::JsonLines& json, const std::vector<job::BenchR
   if (o.json != "-") fmt::print("{}", job::bench_table(results));
 }
 
+void run(const Options& o) {
+  if (!o.save.empty() && o.what != "gemm") fail_usage("--save {}: bench gemm writes the table of kernels", o.save);
+  if (o.step.device.starts_with("cuda") && o.what != "step" && o.what != "loss") fail_usage("bench {} measures the cpu backend, not --device {}", o.what, o.step.device);
+  const StopAtOnce at_once("a measurement that did not end has no result");
+  job::JsonLines json(o.json);
+  if (o.what == "step") {
+    step(o, json);
+  } else if (o.what == "loss") {
+    job::BenchLossOptions l{o.step.shape, o.step.precision, o.step.kernel, o.step.device, o.step.tokens, o.step.anchors, o.step.threads, o.step.steps};
+    if (!o.chunk_slots.empty()) l.chunk_slots = o.chunk_slots;
+    print(o, json, job::bench_loss(l));
+  } else if (o.what == "optimizer") {
+    print(o, json, job::bench_optimizer({o.step.shape, o.step.precision, o.step.kernel, o.step.threads, o.step.steps}));
+  } else {
+    if (o.json != "-") fmt::print("{}\n", job::kernel_choice(o.step.kernel));
+    job::BenchGemmOptions options;
+    options.kernel = o.step.kernel, options.threads = o.step.threads;
+    if (o.seconds > 0) options.seconds_per_shape = o.seconds;
+    const double seconds = o.seconds > 0 ? o.seconds : 0.1;
+    print(o, json, o.save.empty() ? job::bench_gemm(options) : job::bench_gemm_table({o.step.shape, o.step.precision, o.step.kernel, o.step.threads, seconds, o.save}));
+  }
+  json.finish();
+}
+
 }  // namespace
 
 void add_bench(CLI::App& app) {
@@ -57,36 +83,22 @@ void add_bench(CLI::App& app) {
       ->check(CLI::IsMember({"gemm", "loss", "optimizer", "step"}));
   sub->add_option("--cpu-kernel", o->step.kernel, "matrix kernel")->capture_default_str();
   sub->add_option("--device", o->step.device, "loss and step: auto, cpu or cuda[:N]; gemm and optimizer measure the cpu backend")->capture_default_str();
-  sub->add_option("--threads", o->step.threads, "worker threads (0: all usable cores)")->capture_default_str()->check(not_negative());
+  sub->add_option("--threads", o->step.threads, "worker threads (0: all usable cores)")->capture_default_str();
   sub->add_option("--json", o->json, "JSON lines into FILE, or - for stdout")->type_name("FILE|-");
   sub->add_option("--save", o->save, "gemm: measure every kernel at --shape's products, write the choices for --gemm-table")->type_name("FILE");
-  sub->add_option("--seconds", o->seconds, "gemm: of each measurement (0: 0.5, with --save 0.1)")->capture_default_str()->check(not_negative());
+  sub->add_option("--seconds", o->seconds, "gemm: of each measurement (0: 0.5, with --save 0.1)")->capture_default_str();
   const char* group = "loss, optimizer, step and gemm --save";
   sub->add_option("--shape", o->step.shape, job::shape_names() + ", or a drafter's config.json")->type_name("NAME|FILE")->capture_default_str()->group(group);
-  sub->add_option("--tokens", o->step.tokens, "of the row (0: the shape's)")->capture_default_str()->check(not_negative())->group(group);
-  sub->add_option("--anchors", o->step.anchors, "blocks in the row (0: the shape's)")->capture_default_str()->check(not_negative())->group(group);
+  sub->add_option("--tokens", o->step.tokens, "of the row (0: the shape's)")->capture_default_str()->group(group);
+  sub->add_option("--anchors", o->step.anchors, "blocks in the row (0: the shape's)")->capture_default_str()->group(group);
   sub->add_option("--precision", o->step.precision, "bf16 or fp32")->capture_default_str()->group(group);
-  sub->add_option("--chunk-slots", o->chunk_slots, "slots whose logits are held at once; several for loss (128,512,2048), one for step (256)")->delimiter(',')->check(positive())->group(group);
-  sub->add_option("--steps", o->step.steps, "measured, after one to warm up")->capture_default_str()->check(positive())->group(group);
+  sub->add_option("--chunk-slots", o->chunk_slot_lists, "slots whose logits are held at once; several for loss (128,512,2048), one for step (256)")->type_name("N,N,...")->group(group);
+  sub->add_option("--steps", o->step.steps, "measured, after one to warm up")->capture_default_str()->group(group);
   sub->add_option("--optimizer", o->step.optimizer, "step: adamw or muon")->capture_default_str()->group(group);
   sub->add_flag("--parts", o->step.parts, "step: time every operator, by part, beside its prediction")->group(group);
   sub->callback([o] {
-    if (!o->save.empty() && o->what != "gemm") fail_usage("--save {}: bench gemm writes the table of kernels", o->save);
-    if (o->step.device.starts_with("cuda") && o->what != "step" && o->what != "loss") fail_usage("bench {} measures the cpu backend, not --device {}", o->what, o->step.device);
-    job::JsonLines json(o->json);
-    if (o->what == "step") return step(*o, json);
-    if (o->what == "loss") {
-      job::BenchLossOptions l{o->step.shape, o->step.precision, o->step.kernel, o->step.device, o->step.tokens, o->step.anchors, o->step.threads, o->step.steps};
-      if (!o->chunk_slots.empty()) l.chunk_slots = o->chunk_slots;
-      return print(*o, json, job::bench_loss(l));
-    }
-    if (o->what == "optimizer") return print(*o, json, job::bench_optimizer({o->step.shape, o->step.precision, o->step.kernel, o->step.threads, o->step.steps}));
-    if (o->json != "-") fmt::print("{}\n", job::kernel_choice(o->step.kernel));
-    if (!o->save.empty()) return print(*o, json, job::bench_gemm_table({o->step.shape, o->step.precision, o->step.kernel, o->step.threads, o->seconds > 0 ? o->seconds : 0.1, o->save}));
-    job::BenchGemmOptions options;
-    options.kernel = o->step.kernel, options.threads = o->step.threads;
-    if (o->seconds > 0) options.seconds_per_shape = o->seconds;
-    print(*o, json, job::bench_gemm(options));
+    for (const double n : numbers_of(o->chunk_slot_lists)) o->chunk_slots.push_back(static_cast<int64_t>(n));
+    run(*o);
   });
 }
 

@@ -13,16 +13,14 @@ void add_eval(CLI::App& app);
 void add_pack(CLI::App& app);
 void add_bench(CLI::App& app);
 
-// For numbers; what is wrong is said in the option's own words, without the type's limits.
-CLI::Validator not_negative();
-CLI::Validator positive();
-
 // What the command line and its --config file say together: the file's options, but those that the command line has, as further
 // arguments. Keys are the long names of the flags, at the top or in a section named after the subcommand. Throws (exit 2) on a
 // file that cannot be read and on a key that the subcommand does not have.
 std::vector<std::string> with_config(CLI::App& app, int argc, char** argv);
-// Options whose default is a number take finite ones only.
-void check_numbers(CLI::App& sub);
+// Every number an option takes gets its limits (limits.cc); what lies outside them is wrong usage, said with the option's name.
+void add_limits(CLI::App& sub);
+// "1,0.25" and "3" -> 1 0.25 3: for options that are lists, whose values kept the limits.
+std::vector<double> numbers_of(const std::vector<std::string>& lists);
 // --threads, --device, --precision, --cpu-kernel, --seed, --json, --dry-run, --log-level, --config.
 void add_common(CLI::App& sub, job::CommonOptions& options);
 

@@ -1,37 +1,14 @@
-#include <cstdlib>
-
 #include "commands.h"
 #include "core/error.h"
 #include "core/log.h"
 
 namespace dspark::cmd {
 
-namespace {
-
-CLI::Validator number(const char* type, const char* wanted, bool (*good)(double)) {
-  return CLI::Validator(
-      [=](const std::string& text) {
-        char* end = nullptr;
-        const double value = std::strtod(text.c_str(), &end);
-        return end != text.c_str() && *end == 0 && good(value) ? std::string() : fmt::format("{} is not {}", text, wanted);
-      },
-      type);
-}
-
-}  // namespace
-
-CLI::Validator not_negative() {
-  return number("NONNEGATIVE", "a number of at least 0", [](double v) { return v >= 0; });
-}
-CLI::Validator positive() {
-  return number("POSITIVE", "a number above 0", [](double v) { return v > 0; });
-}
-
 void add_common(CLI::App& sub, job::CommonOptions& o) {
   const char* group = "Common";
   sub.add_option("--device", o.device, "auto, cpu or cuda[:N]")->capture_default_str()->group(group);
   sub.add_option("--precision", o.precision, "bf16, fp32, or fp64 (the scalar reference: exact and slow)")->capture_default_str()->group(group);
-  sub.add_option("--threads", o.threads, "worker threads (0: all usable cores); results do not depend on it")->capture_default_str()->check(CLI::Range(0, 1024))->group(group);
+  sub.add_option("--threads", o.threads, "worker threads (0: all usable cores); results do not depend on it")->capture_default_str()->group(group);
   sub.add_option("--cpu-kernel", o.cpu_kernel, "matrix kernel: auto, base, avx2, avx512, avx512bf16, amx")->capture_default_str()->group(group);
   sub.add_option("--gemm-table", o.gemm_table, "kernels by weight as 'bench gemm --save' measured them; part of a run's bits: saved with it")->type_name("FILE")->group(group);
   sub.add_option("--seed", o.seed, "of every random number")->capture_default_str()->group(group);

@@ -1,6 +1,4 @@
 // --config FILE: the file's options become arguments behind the command line's own.
-#include <cmath>
-#include <cstdlib>
 #include <nlohmann/json.hpp>
 #include <sstream>
 
@@ -108,23 +106,6 @@ std::vector<std::string> with_config(CLI::App& app, int argc, char** argv) {
   }
   arguments.insert(arguments.end(), more.begin(), more.end());
   return arguments;
-}
-
-void check_numbers(CLI::App& sub) {
-  const auto parses = [](const std::string& text, double& value) {
-    char* end = nullptr;
-    value = std::strtod(text.c_str(), &end);
-    return end != text.c_str() && *end == 0;
-  };
-  for (CLI::Option* option : sub.get_options()) {
-    double value = 0;
-    if (option->get_expected_max() != 1 || !parses(option->get_default_str(), value)) continue;
-    option->check([parses](const std::string& text) {
-      double v = 0;
-      if (!parses(text, v) || !std::isfinite(v)) return fmt::format("'{}' is not a finite number", text);
-      return std::fabs(v) > 1e18 ? fmt::format("{} is too large", text) : std::string();
-    });
-  }
 }
 
 }  // namespace dspark::cmd

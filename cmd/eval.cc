@@ -13,12 +13,12 @@ void add_eval(CLI::App& app) {
   sub->add_option("--prompt", o->prompt, "answer this and show accepted tokens in colour")->type_name("TEXT");
   sub->add_flag("--chat", o->chat, "talk to the target with the drafter at work");
   sub->add_option("--temperature", o->temperature, "0 is greedy")->capture_default_str();
-  sub->add_option("--top-k", o->top_k, "0: all")->capture_default_str()->check(not_negative());
-  sub->add_option("--top-p", o->top_p, "nucleus")->capture_default_str()->check(CLI::Range(1e-6, 1.0));
-  sub->add_option("--min-p", o->min_p, "relative to the most likely token")->capture_default_str()->check(CLI::Range(0.0, 1.0));
+  sub->add_option("--top-k", o->top_k, "0: all")->capture_default_str();
+  sub->add_option("--top-p", o->top_p, "nucleus")->capture_default_str();
+  sub->add_option("--min-p", o->min_p, "relative to the most likely token")->capture_default_str();
   sub->add_option("--max-new-tokens", o->max_new_tokens, "tokens of an answer")->capture_default_str();
-  sub->add_option("--max-length", o->max_length, "prompt and answer together")->capture_default_str()->check(positive());
-  sub->add_option("--limit", o->limit, "prompts a task (0: all)")->capture_default_str()->check(not_negative());
+  sub->add_option("--max-length", o->max_length, "prompt and answer together")->capture_default_str();
+  sub->add_option("--limit", o->limit, "prompts a task (0: all)")->capture_default_str();
   sub->add_flag("!--no-plain", o->plain, "do not decode without drafting as well (no speedup is reported then)");
   add_common(*sub, o->common);
   sub->callback([o] { job::run_eval(*o); });

@@ -22,10 +22,16 @@ namespace {
 
 // Runs in the child, between fork and exec: system calls only.
 [[noreturn]] void child(char* const* argv, const char* out, const char* err, const RunOptions& options) {
-  const int o = ::open(out, O_WRONLY | O_CREAT | O_TRUNC, 0600), e = ::open(err, O_WRONLY | O_CREAT | O_TRUNC, 0600);
+  const int o = ::open(options.stdout_to.size() > 1 ? options.stdout_to.c_str() : out, O_WRONLY | O_CREAT | O_TRUNC, 0600), e = ::open(err, O_WRONLY | O_CREAT | O_TRUNC, 0600);
   const int in = ::open("/dev/null", O_RDONLY);
   if (o < 0 || e < 0 || in < 0) ::_exit(126);
   ::dup2(in, 0), ::dup2(o, 1), ::dup2(e, 2);
+  for (const int fd : {in, o, e}) ::close(fd);
+  if (options.stdout_to == "-") ::close(1);
+  if (options.no_threads) {
+    const rlimit limit{rlim_t{1} << 46, RLIM_INFINITY};
+    if (::setrlimit(RLIMIT_STACK, &limit) != 0) ::_exit(126);
+  }
   if (options.file_limit >= 0) {
     const rlimit limit{static_cast<rlim_t>(options.file_limit), static_cast<rlim_t>(options.file_limit)};
     if (::setrlimit(RLIMIT_FSIZE, &limit) != 0) ::_exit(126);
@@ -94,7 +100,7 @@ Ran Process::wait() {
   }
   if (WIFEXITED(status_)) ran.code = WEXITSTATUS(status_);
   if (WIFSIGNALED(status_)) ran.signal = WTERMSIG(status_);
-  ran.out = dspark::read_text(folder_ / "out");
+  if (options_.stdout_to.size() <= 1) ran.out = dspark::read_text(folder_ / "out");
   ran.err = dspark::read_text(folder_ / "err");
   return ran;
 }

@@ -11,6 +11,8 @@ struct RunOptions {
   double timeout_s = 60;           // then SIGKILL, and `timed_out`
   long file_limit = -1;            // RLIMIT_FSIZE in bytes: what a full disk does, without one
   bool without_override = false;   // root, too, is bound by permissions (CAP_DAC_OVERRIDE dropped)
+  std::string stdout_to;           // a device instead of a file; Ran::out is empty then. "-": closed
+  bool no_threads = false;         // RLIMIT_STACK so high that no thread's stack fits the address space
 };
 
 struct Ran {

@@ -101,8 +101,8 @@ TEST_CASE("heads and recipes train and decode through the binary", "[cli][train]
 
 TEST_CASE("wrong numbers and unknown commands are named", "[cli]") {
   check_fails(dspark_run({"frobnicate"}), 2, {"unknown command 'frobnicate'", "extract, train"});
-  check_fails(dspark_run({"train", "--tap-noise", "-1"}), 2, {"--tap-noise", "-1 is not a number of at least 0"});
-  check_fails(dspark_run({"train", "--keep", "0"}), 2, {"--keep", "0 is not a number above 0"});
+  check_fails(dspark_run({"train", "--tap-noise", "-1"}), 2, {"--tap-noise", "-1: expected a number from 0"});
+  check_fails(dspark_run({"train", "--keep", "0"}), 2, {"--keep", "0: expected a whole number from 1"});
 }
 
 TEST_CASE("bench step measures a whole training step", "[cli][bench]") {

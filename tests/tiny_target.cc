@@ -21,9 +21,10 @@ void write_tiny_target(const fs::path& path, const TinyTarget& t) {
   w.set_u32(a + ".attention.head_count_kv", static_cast<uint32_t>(t.kv_heads));
   w.set_u32(a + ".feed_forward_length", static_cast<uint32_t>(t.ffn));
   w.set_u32(a + ".context_length", 4096);
-  w.set_f32(a + ".attention.layer_norm_rms_epsilon", 1e-5f);
+  w.set_f32(a + ".attention.layer_norm_rms_epsilon", static_cast<float>(t.eps));
   if (t.rotated > 0) w.set_u32(a + ".rope.dimension_count", static_cast<uint32_t>(t.rotated));
   if (t.rope_theta > 0) w.set_f32(a + ".rope.freq_base", static_cast<float>(t.rope_theta));
+  for (const auto& [key, value] : t.reals) w.set_f32(a + "." + key, static_cast<float>(value));
 
   std::vector<std::string> tokens;
   std::vector<int32_t> types;
@@ -67,6 +68,7 @@ void write_tiny_target(const fs::path& path, const TinyTarget& t) {
     const bool norm = shape.size() == 1;
     std::vector<float> v(static_cast<size_t>(shape[0] * (norm ? 1 : shape[1])));
     for (size_t i = 0; i < v.size(); ++i) v[i] = static_cast<float>(norm ? 1 + 0.1 * rng.normal(i) : 0.1 * rng.normal(i));
+    if (name == t.spoilt) v[v.size() / 2] = static_cast<float>(t.spoiling);
     w.write(name, std::as_bytes(std::span(v)));
   }
   w.finish();

@@ -35,6 +35,7 @@ std::string trimmed(const std::string& s) {
 
 target::GenerateOptions generate_options(const target::TargetFiles& files, const ExtractOptions& options) {
   target::GenerateOptions g;
+  g.target = files.path().string();
   g.sampling.temperature = options.temperature;
   g.sampling.top_p = options.top_p;
   g.max_length = options.max_length;
@@ -141,6 +142,7 @@ std::vector<AnsweredRow> write_answers(target::TargetModel& model, const target:
     const auto& [ids, ended] = answers.at(q.id);
     if (!ended && options.on_length == "drop") continue;
     AnsweredRow row;
+    row.row.where = fmt::format("{}, the answer to question {}", (options.out / "answers.jsonl").string(), q.id);
     row.row.ids = prompt_of(q);
     row.row.mask.assign(row.row.ids.size(), 0);
     row.row.ids.insert(row.row.ids.end(), ids.begin(), ids.end());

@@ -9,6 +9,7 @@
 #include "core/error.h"
 #include "core/log.h"
 #include "core/rng.h"
+#include "core/stop.h"
 #include "core/threads.h"
 #include "job/bench_probe.h"
 #include "model/ops_cpu/gemm.h"
@@ -178,6 +179,7 @@ BenchResult bench_shape(GemmContext& ctx, const GemmShape& s, const BenchGemmOpt
   const auto inner = static_cast<int>(std::clamp(1e-3 / std::max(seconds_of(product), 1e-9), 1.0, 1e4));
   double spent = 0, spent_on_limits = 0;
   while (spent < options.seconds_per_shape || static_cast<int>(r.samples.size()) < options.min_repeats) {
+    stop_point();
     if (spent_on_limits <= spent)  // between the samples, in half of the time
       spent_on_limits += seconds_of([&] {
         limits.push_back(memory_bound ? read_gbps(ctx.pool(), read, kReadBytes) : peak_gflops(ctx.pool(), ctx.kernel().table(), s.in));

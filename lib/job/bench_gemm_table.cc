@@ -40,6 +40,7 @@ std::vector<GemmShape> products_of(const Shape& shape, Precision precision) {
 std::vector<BenchResult> bench_gemm_table(const GemmTableOptions& o) {
   if (o.precision != "bf16" && o.precision != "fp32") fail_usage("--precision {}: bf16 or fp32", o.precision);
   const Shape shape = find_shape(o.shape);
+  AtomicFile file(o.save);  // before the work
   const std::string usual(model::cpu::select_kernel(o.kernel).name());
   OrderedJson choices = OrderedJson::array();
   std::vector<BenchResult> results;
@@ -65,7 +66,8 @@ std::vector<BenchResult> bench_gemm_table(const GemmTableOptions& o) {
     results.push_back(std::move(best));
   }
   const OrderedJson table{{"what", "dspark gemm table"}, {"format_version", "1.0"}, {"cpu", model::cpu::cpu_model_name()}, {"shape", o.shape}, {"default", usual}, {"choices", choices}};
-  write_text_atomic(o.save, table.dump(1) + "\n");
+  file.write(table.dump(1) + "\n");
+  file.commit();
   return results;
 }
 

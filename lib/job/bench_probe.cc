@@ -4,6 +4,7 @@
 
 #include "core/log.h"
 #include "core/rng.h"
+#include "core/stop.h"
 
 namespace dspark::job {
 
@@ -51,6 +52,7 @@ Weight* Probe::weight(const Tensor& value, bool input_gradient) {
 
 std::vector<double> times(Context& ctx, const std::function<void()>& body, double seconds, int repeats) {
   const auto once = [&] {
+    stop_point();
     const double start = now_s();
     body();
     ctx.device().synchronize(ctx.device().record(Queue::compute));

@@ -5,6 +5,7 @@
 #include "core/error.h"
 #include "core/log.h"
 #include "core/rng.h"
+#include "core/stop.h"
 #include "job/bench_gemm.h"
 #include "job/bench_machine.h"
 #include "job/bench_probe.h"
@@ -77,6 +78,7 @@ BenchStepResult bench_step(const BenchStepOptions& o) {
   const Normal normal(1);
   BenchStepResult out;
   for (Parameter& p : drafter.parameters()) {
+    stop_point();
     const bool norm = p.is_vector && p.name.ends_with("norm.weight");
     const std::vector<float> v = norm ? std::vector<float>(static_cast<size_t>(p.value.size()), 1.0f) : normal.values(p.value.size(), 0.02f);
     drafter.set(p, {v.data(), DType::f32, p.value.rows, p.value.cols, p.value.cols});
@@ -113,6 +115,7 @@ BenchStepResult bench_step(const BenchStepOptions& o) {
   const double limit = matrix.flops * 1e-9;
   std::vector<double> whole, compute, update;
   for (int i = 0; i <= o.steps; ++i) {
+    stop_point();
     const double t0 = now_s();
     const train::StepMetrics m = step.run(batch, true, Write::overwrite);
     const double t1 = now_s();

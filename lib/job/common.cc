@@ -1,14 +1,17 @@
 #include "job/common.h"
 
+#include <fcntl.h>
+#include <unistd.h>
+
 #include <algorithm>
 #include <charconv>
 #include <cmath>
 #include <nlohmann/json.hpp>
-#include <sstream>
 
 #include "core/error.h"
 #include "core/log.h"
 #include "job/gemm_choices.h"
+#include "model/cpu_kernels.h"
 
 namespace dspark::job {
 
@@ -17,6 +20,11 @@ model::Precision parse_precision(const std::string& name) {
   if (name == "fp32") return model::Precision::fp32;
   if (name == "fp64") return model::Precision::fp64;
   fail_usage("--precision {}: bf16, fp32 and fp64 exist", name);
+}
+
+void check_kernel_name(const std::string& name) {
+  const auto names = model::all_cpu_kernel_names();
+  if (name != "auto" && std::find(names.begin(), names.end(), name) == names.end()) fail_usage("--cpu-kernel {}: expected one of auto, {}", name, fmt::join(names, ", "));
 }
 
 std::unique_ptr<model::Backend> make_job_backend(const CommonOptions& options) {
@@ -41,11 +49,19 @@ std::unique_ptr<model::Backend> make_job_backend(const CommonOptions& options) {
   return model::make_backend(b);
 }
 
+std::vector<std::string> split_list(const std::string& text) {
+  std::vector<std::string> parts;
+  for (size_t begin = 0, end = 0; end != std::string::npos; begin = end + 1) {
+    end = text.find(',', begin);
+    parts.push_back(text.substr(begin, end == std::string::npos ? end : end - begin));
+  }
+  return parts;
+}
+
 std::vector<model::TapLayer> parse_taps(const std::string& text, int64_t n_layers) {
   if (text == "auto") return model::auto_taps(n_layers);
   std::vector<model::TapLayer> taps;
-  std::istringstream in(text);
-  for (std::string part; std::getline(in, part, ',');) {
+  for (const std::string& part : split_list(text)) {
     int n = 0;
     const auto [end, error] = std::from_chars(part.data(), part.data() + part.size(), n);
     if (error != std::errc() || end != part.data() + part.size()) fail_usage("--taps {}: '{}' is not a layer number", text, part);
@@ -53,29 +69,50 @@ std::vector<model::TapLayer> parse_taps(const std::string& text, int64_t n_layer
     if (!taps.empty() && n <= taps.back().n) fail_usage("--taps {}: layers must ascend", text);
     taps.push_back({n});
   }
-  if (taps.empty()) fail_usage("--taps: no layer named");
   return taps;
 }
 
-JsonLines::JsonLines(const std::string& where) {
-  if (where.empty()) return;
-  if (where == "-") {
-    file_ = stdout;
+JsonLines::JsonLines(const std::string& where, Kind kind) : where_(where) {
+  if (where.empty() || where == "-") return;
+  if (kind == Kind::result) {
+    result_ = std::make_unique<AtomicFile>(where);
     return;
   }
-  file_ = std::fopen(where.c_str(), "w");
-  DS_REQUIRE(file_ != nullptr, "cannot create {}: {}", where, errno_text());
-  owned_ = true;
+  std::error_code ec;
+  made_ = !fs::exists(where, ec);
+  stream_ = ::open(where.c_str(), O_WRONLY | O_CREAT | O_CLOEXEC, 0644);
+  DS_REQUIRE(stream_ >= 0, "cannot create {}: {}", where, errno_text());
 }
 
 JsonLines::~JsonLines() {
-  if (owned_) std::fclose(file_);
+  if (stream_ >= 0) ::close(stream_);
+  if (stream_ >= 0 && made_ && whole_ == 0) ::unlink(where_.c_str());
 }
 
 void JsonLines::write(const OrderedJson& object) {
-  if (!file_) return;
-  const std::string line = object.dump() + "\n";
-  DS_REQUIRE(std::fwrite(line.data(), 1, line.size(), file_) == line.size() && std::fflush(file_) == 0, "cannot write JSON: {}", errno_text());
+  if (where_.empty()) return;
+  const std::string line = object.dump(-1, ' ', false, OrderedJson::error_handler_t::replace) + "\n";  // names of files may be any bytes
+  if (result_) return result_->write(line);
+  if (stream_ >= 0) return stream(line);
+  DS_REQUIRE(std::fwrite(line.data(), 1, line.size(), stdout) == line.size() && std::fflush(stdout) == 0, "cannot write JSON to the standard output: {}", errno_text());
+}
+
+void JsonLines::stream(const std::string& line) {
+  if (lost_) return;
+  const auto cut = [this] { return ::ftruncate(stream_, static_cast<off_t>(whole_)) == 0; };  // a pipe has no length
+  if (whole_ == 0) static_cast<void>(cut());
+  try {
+    write_all(stream_, line.data(), line.size(), where_);
+    whole_ += static_cast<int64_t>(line.size());
+  } catch (const Error&) {
+    lost_ = true;
+    static_cast<void>(cut());
+    throw;
+  }
+}
+
+void JsonLines::finish() {
+  if (result_) result_->commit();
 }
 
 int64_t parse_bytes(const std::string& text) {

@@ -5,6 +5,7 @@
 #include <string>
 #include <vector>
 
+#include "core/files.h"
 #include "core/json.h"
 #include "model/backends.h"
 #include "model/drafter_config.h"
@@ -27,26 +28,41 @@ struct CommonOptions {
 
 // bf16 | fp32 | fp64; throws (exit 2) for another word.
 model::Precision parse_precision(const std::string& name);
+// --cpu-kernel: throws (exit 2) for a name that no kernel has. One that this CPU cannot run is an error of the run.
+void check_kernel_name(const std::string& name);
 
 // Throws (exit 2) for a device or precision that does not exist, (exit 1) for one that is not there. `auto`: a GPU, or a line why the CPU.
 std::unique_ptr<model::Backend> make_job_backend(const CommonOptions& options);
 
+// What stands between the commas, empty or not.
+std::vector<std::string> split_list(const std::string& text);
+
 // "auto" or "2,10,18" -> taps, checked against the target's number of layers.
 std::vector<model::TapLayer> parse_taps(const std::string& text, int64_t n_layers);
 
-// Writes lines of JSON to stdout or a file (created at once, so that a bad path fails early).
+// Lines of JSON to stdout ("-"), a file, or nowhere (""). The file is opened at once, so that a bad path fails before any work.
+//   result  it appears, whole, with finish(); a command that fails leaves what was there before
+//   stream  every line is there as soon as it is written, for whoever watches; what was there goes with the first one. Of a line that
+//           cannot be written nothing stays, none comes after it, and no file is left that was made for nothing
 class JsonLines {
  public:
-  explicit JsonLines(const std::string& where);
+  enum class Kind { result, stream };
+  explicit JsonLines(const std::string& where, Kind kind = Kind::result);
   ~JsonLines();
   JsonLines(const JsonLines&) = delete;
   JsonLines& operator=(const JsonLines&) = delete;
-  explicit operator bool() const { return file_ != nullptr; }
-  void write(const OrderedJson& object);
+  void write(const OrderedJson& object);  // throws, and names the file
+  void finish();
 
  private:
-  std::FILE* file_ = nullptr;
-  bool owned_ = false;
+  void stream(const std::string& line);
+
+  std::string where_;
+  std::unique_ptr<AtomicFile> result_;
+  int stream_ = -1;
+  bool made_ = false;  // the stream's file was not there before
+  bool lost_ = false;  // a line of it
+  int64_t whole_ = 0;  // bytes of its lines
 };
 
 // "64", "64KiB", "1.5GiB" -> bytes; throws (exit 2) otherwise.

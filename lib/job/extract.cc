@@ -12,6 +12,7 @@
 #include "formats/rows.h"
 #include "formats/store.h"
 #include "job/answers.h"
+#include "job/store_tools.h"
 #include "target/prefill.h"
 
 namespace dspark::job {
@@ -73,6 +74,23 @@ GatheredRows gather_rows_of(const ExtractOptions& o, const target::TargetFiles& 
   return out;
 }
 
+bool has_label(const TokenRow& row) { return std::find(row.mask.begin(), row.mask.end(), 1) != row.mask.end(); }
+
+// A store without a sample is no result: throws, and says what became of the rows.
+void require_labels(const std::vector<AnsweredRow>& rows, const RowReport& report, const ExtractOptions& o) {
+  if (std::any_of(rows.begin(), rows.end(), [](const AnsweredRow& r) { return has_label(r.row); })) return;
+  std::string why, files;
+  const auto add = [&why](uint64_t n, const std::string& what) {
+    if (n > 0) why += fmt::format("{}{} {}", why.empty() ? ": " : ", ", n, what);
+  };
+  for (const auto& [reason, count] : report.dropped) add(count.count, fmt::format("as {}", count.first));
+  add(rows.size(), "without a token in the loss");
+  const uint64_t asked = report.used + static_cast<uint64_t>(o.synthesize);
+  if (o.on_length == "drop" && asked > rows.size()) add(asked - rows.size(), "answers cut by --max-new-tokens and dropped by --on-length");
+  for (const fs::path& file : o.data) files += (files.empty() ? "" : ", ") + file.string();
+  fail("{}: nothing to extract in {} lines{}; no store is written", files.empty() ? "--synthesize" : files, report.lines, why);
+}
+
 void write_hold_out(const fs::path& path, const std::vector<Question>& questions) {
   std::string text;
   for (const Question& q : questions) text += OrderedJson{{"turns", OrderedJson::array({q.text})}}.dump() + "\n";
@@ -99,7 +117,7 @@ StateCounts write_states(target::TargetModel& model, const std::vector<AnsweredR
     }
     const uint64_t id = sample_id(r.row.id);
     tokens += r.row.ids.size();
-    if (std::find(r.row.mask.begin(), r.row.mask.end(), 1) == r.row.mask.end()) {
+    if (!has_label(r.row)) {
       ++counts.empty;
       continue;
     }
@@ -132,6 +150,8 @@ void run_extract(const ExtractOptions& o) {
   if (o.max_length < 8) fail_usage("--max-length {}: at least 8 tokens", o.max_length);
   if (o.on_length != "keep" && o.on_length != "drop") fail_usage("--on-length {}: keep or drop", o.on_length);
   if (o.hold_out > 0 && o.hold_out_file.empty()) fail_usage("--hold-out needs --hold-out-file");
+  require_outside_stores(o.out, true);
+  if (!o.hold_out_file.empty()) const AtomicFile probe(o.hold_out_file);  // gone again: it is not committed
   const double start = now_s();
   const target::TargetFiles files(o.target);
   const auto& config = files.config();
@@ -140,6 +160,7 @@ void run_extract(const ExtractOptions& o) {
   JsonLines json(o.common.json);
   RowReport report;
   GatheredRows gathered = gather_rows_of(o, files, report);
+  if (o.synthesize == 0 && gathered.questions.empty()) require_labels(gathered.rows, report, o);
   auto backend = make_job_backend(o.common);
   log_info("target {}: {} layers, width {}, {}; {}", files.name(), config.layers, config.hidden, files.quantisation(), backend->describe());
   if (o.common.dry_run) {
@@ -165,6 +186,7 @@ void run_extract(const ExtractOptions& o) {
     gathered.rows.insert(gathered.rows.end(), std::make_move_iterator(answered.begin()), std::make_move_iterator(answered.end()));
   }
   const double answered_at = now_s();
+  if (generate) require_labels(gathered.rows, report, o);
   std::vector<int> tap_numbers;
   for (const auto& t : taps) tap_numbers.push_back(t.n);
   const StateCounts counts = write_states(model, gathered.rows, tap_numbers, writer, o.max_length);
@@ -172,7 +194,7 @@ void run_extract(const ExtractOptions& o) {
 
   const auto& totals = writer.totals();
   const double raw = static_cast<double>(totals.tokens) * static_cast<double>(identity.row_width()) * 2;
-  if (report.lines > 0) fmt::print(stderr, "{}", report.table());
+  if (report.lines > 0) fmt::print(stderr, "{}", printable(report.table()));
   log_info("{}: {} samples, {} tokens, {} in the loss; {} new, {} there already, {} duplicates, {} without a label", o.out.string(), totals.samples,
            totals.tokens, totals.mask_tokens, counts.stored, counts.present, counts.duplicate, counts.empty);
   log_info("{} on disk, codec {}, ratio {:.2f}; {} (generating {}, states {})", format_bytes(static_cast<double>(totals.record_bytes)), o.codec,
@@ -184,6 +206,7 @@ void run_extract(const ExtractOptions& o) {
                          {"lines", report.lines}, {"used", report.used}, {"dropped", report.dropped_lines()}, {"cut", report.cut.count},
                          {"seconds", now_s() - start}, {"question_seconds", generated_at - start}, {"answer_seconds", answered_at - generated_at},
                          {"peak_rss_bytes", peak_rss_bytes()}});
+  json.finish();
 }
 
 void preview_rows(const fs::path& target, const std::vector<fs::path>& data, int64_t n, int64_t max_length) {
@@ -196,11 +219,11 @@ void preview_rows(const fs::path& target, const std::vector<fs::path>& data, int
     const auto row = reader.next();
     if (!row) break;
     for (const TokenRow& t : make_token_rows(*row, files.tokenizer(), files.render(), {.max_length = max_length}, report)) {
-      fmt::print("{}{} ({} tokens, {} in the loss)\n", shown > 0 ? "\n" : "", t.where, t.ids.size(), std::count(t.mask.begin(), t.mask.end(), 1));
+      fmt::print("{}{} ({} tokens, {} in the loss)\n", shown > 0 ? "\n" : "", printable(t.where), t.ids.size(), std::count(t.mask.begin(), t.mask.end(), 1));
       for (size_t begin = 0; begin < t.ids.size();) {
         size_t end = begin;
         while (end < t.ids.size() && t.mask[end] == t.mask[begin]) ++end;
-        const std::string text = files.tokenizer().decode(std::span(t.ids).subspan(begin, end - begin));
+        const std::string text = printable(files.tokenizer().decode(std::span(t.ids).subspan(begin, end - begin)));
         if (t.mask[begin] == 0) fmt::print("{}", text);
         else fmt::print("{}{}{}", colour ? "\033[32m" : "[[", text, colour ? "\033[0m" : "]]");
         begin = end;
@@ -209,7 +232,7 @@ void preview_rows(const fs::path& target, const std::vector<fs::path>& data, int
       if (++shown >= n) break;
     }
   }
-  fmt::print(stderr, "{}", report.table());
+  fmt::print(stderr, "{}", printable(report.table()));
 }
 
 }  // namespace dspark::job

@@ -16,7 +16,11 @@ Journal::Journal(const fs::path& path, const std::function<void(const Json&)>& e
   size_t begin = 0;
   int64_t line = 1;
   for (size_t end; (end = text.find('\n', begin)) != std::string::npos; begin = end + 1, ++line)
-    each(parse_json(std::string_view(text).substr(begin, end - begin), fmt::format("{}:{}", path.string(), line)));
+    try {
+      each(parse_json(std::string_view(text).substr(begin, end - begin), fmt::format("{}:{}", path.string(), line)));
+    } catch (const Json::exception&) {  // JSON, but not what was appended here
+      fail("{}:{}: damaged, or not written by dspark; take this line away, or the whole file to begin anew", path.string(), line);
+    }
   if (begin < text.size()) SYS_CHECK(::ftruncate(fd_, static_cast<off_t>(begin)), "cut the broken last line off {}", path.string());
 }
 

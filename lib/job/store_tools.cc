@@ -7,6 +7,7 @@
 #include "core/error.h"
 #include "core/log.h"
 #include "core/stop.h"
+#include "formats/store_manifest.h"
 
 namespace dspark::job {
 
@@ -62,6 +63,37 @@ struct Taker {
 };
 
 }  // namespace
+
+void require_whole(const SampleSource& source) {
+  const auto* store = dynamic_cast<const StoreReader*>(&source);
+  const std::string path = source.path().string();
+  const StoreProblem* first = nullptr;
+  size_t n = 0;
+  for (const StoreProblem& p : source.problems()) {
+    if (p.tail) log_warn("{}: {} (the end of an extract that was stopped; all samples before it are whole)", path, p.text());
+    else if (n++ == 0) first = &p;
+  }
+  if (store && !store->complete()) log_warn("{}: not finished, extract was stopped or still runs; its {} samples so far are used", path, source.size());
+  if (n == 0) return;
+  const std::string more = n > 1 ? fmt::format(" (and {} more)", n - 1) : "";
+  DS_REQUIRE(store, "{} is damaged: {}{}; mend or take away what is not whole", path, first->text(), more);
+  fail("{} is damaged: {}{}; the same extract run again mends it, or `dspark extract --merge {} --out NEW` keeps what is whole; `--verify {}` lists all damage", path, first->text(), more, path, path);
+}
+
+void require_outside_stores(const fs::path& out, bool inside, const std::vector<fs::path>& stores) {
+  std::error_code ec;
+  const auto holds_store = [&](const fs::path& at) {
+    for (const fs::path& s : stores)
+      if (fs::equivalent(s, at, ec)) return true;
+    // Only what is there is looked at: a folder above may be none of ours to list.
+    return fs::exists(at / shard_name(0), ec) || ((fs::exists(at / kManifestName, ec) || fs::exists(at / kProgressName, ec)) && is_store(at));
+  };
+  const fs::path whole = fs::weakly_canonical(fs::absolute(out, ec), ec);
+  for (fs::path at = inside ? whole.parent_path() : whole; !at.empty(); at = at.parent_path()) {
+    if (holds_store(at)) fail_usage("--out {}: it lies in the store {}; choose a folder outside of it", out.string(), at.string());
+    if (at == at.parent_path()) return;
+  }
+}
 
 Json inspect_store(const fs::path& path, const OpenOptions& options) {
   const auto source = open_store(path, options);
@@ -244,8 +276,9 @@ MergeResult merge_stores(const std::vector<fs::path>& inputs, const fs::path& ou
         result.added += writer.append(taker.record);
     }
   }
-  writer.finish();
   progress.finish();
+  DS_REQUIRE(writer.totals().samples > 0, "merge: {} would be empty, nothing in what is merged is whole{}", out.string(), result.problems.empty() ? "" : ": " + result.problems.front().text());
+  writer.finish();
   result.samples = static_cast<int64_t>(writer.totals().samples);
   return result;
 }

@@ -10,6 +10,14 @@
 
 namespace dspark::job {
 
+// Throws when a source that is to be trained on is damaged; says what an unfinished store is and has. Work on part of what was meant
+// would be another run, with nobody the wiser.
+void require_whole(const formats::SampleSource& source);
+
+// Throws (exit 2) when `out`, or a folder above it, is a store, or one of `stores`: what is in a store is the store's. With `inside`, `out`
+// itself may be one.
+void require_outside_stores(const fs::path& out, bool inside = false, const std::vector<fs::path>& stores = {});
+
 // Counts, sizes, identity and what opening found wrong; no states are read.
 Json inspect_store(const fs::path& path, const formats::OpenOptions& options = {});
 // The same as a table for people.

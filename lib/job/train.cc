@@ -9,9 +9,11 @@
 #include "core/log.h"
 #include "core/stop.h"
 #include "formats/store.h"
+#include "job/fit.h"
 #include "job/gemm_choices.h"
 #include "job/init_drafter.h"
 #include "job/recipe.h"
+#include "job/store_tools.h"
 #include "job/train_choices.h"
 #include "job/train_plan.h"
 #include "job/train_watch.h"
@@ -61,7 +63,7 @@ std::vector<std::unique_ptr<formats::SampleSource>> open_stores(const TrainOptio
   for (const auto& path : o.stores) {
     sources.push_back(formats::open_store(path));
     check_store(sources.back()->identity(), files, path);
-    for (const auto& p : sources.back()->problems()) log_warn("{}: {}", path.string(), p.text());
+    require_whole(*sources.back());
   }
   return sources;
 }
@@ -152,6 +154,7 @@ void run_train(const TrainOptions& given) {
   check_options(o);
   make_objective(o, true);  // wrong --loss terms are said before anything is read
   if (o.plan && !o.planning.shape.empty()) return plan_shape(o, make_objective(o, true));
+  if (!o.out.empty()) require_outside_stores(o.out, false, o.stores);
   check_watch_paths(o);
   const double start = now_s();
   const target::TargetFiles files(o.target);
@@ -183,14 +186,15 @@ void run_train(const TrainOptions& given) {
     return;
   }
 
+  if (!backend->context().device().name().starts_with("cuda")) require_memory(config, parse_precision(o.common.precision), optimizer_options(o));
+  JsonLines json(o.common.json, JsonLines::Kind::stream);
   make_folder(o.out);
   const FolderLock lock(o.out);
   const OrderedJson run = run_identity(o, config, kept, data, steps, batch_docs);
   const auto checkpoint = train::newest_checkpoint(o.out);
-  if (checkpoint) check_same_run(train::read_checkpoint_state(*checkpoint).at("run"), run, o.out);
+  if (checkpoint) check_same_run(train::read_checkpoint_state(*checkpoint).value("run", Json::object()), run, o.out);
   else
     DS_REQUIRE(!fs::exists(o.out / "config.json"), "{} holds a drafter but no checkpoint of this run; choose another --out", o.out.string());
-  JsonLines json(o.common.json);
 
   Context& ctx = backend->context();
   Drafter drafter(ctx, config, DrafterOptions{.train_embeddings = config.own_embeddings()});

@@ -1,7 +1,6 @@
 #include "job/train_choices.h"
 
 #include <algorithm>
-#include <sstream>
 
 #include "core/error.h"
 #include "model/drafter_names.h"
@@ -12,8 +11,7 @@ using namespace model;
 
 std::vector<LayerType> layer_types(const TrainOptions& o) {
   std::vector<LayerType> types;
-  std::istringstream in(o.layer_types);
-  for (std::string word; std::getline(in, word, ',');) {
+  for (const std::string& word : split_list(o.layer_types)) {
     const auto type = parse_layer_type(word);
     if (!type) fail_usage("--layer-types {}: '{}' is not full or sliding", o.layer_types, word);
     types.push_back(*type);
@@ -35,6 +33,7 @@ void check_options(const TrainOptions& o) {
   if (o.out.empty() && !o.plan) fail_usage("train needs --out DIR");
   if (o.algorithm != "dspark" && o.algorithm != "dflash") fail_usage("--algorithm {}: dspark or dflash", o.algorithm);
   if (!parse_markov(o.markov)) fail_usage("--markov {}: vanilla, gated, rnn or none", o.markov);
+  if (o.algorithm == "dflash" && o.was_given("markov") && o.markov != "none") fail_usage("--algorithm dflash has no Markov head, --markov {} asks for one: give one of them", o.markov);
   if (o.optimizer != "adamw" && o.optimizer != "muon") fail_usage("--optimizer {}: adamw or muon", o.optimizer);
   if (o.layout != "anchor" && o.layout != "bonus") fail_usage("--layout {}: anchor or bonus", o.layout);
   if (o.warm_start != "target" && o.warm_start != "none") fail_usage("--warm-start {}: target or none", o.warm_start);
@@ -65,8 +64,7 @@ void check_options(const TrainOptions& o) {
 train::Objective make_objective(const TrainOptions& o, bool confidence) {
   train::Objective objective;
   const auto& names = train::kTermNames;
-  std::istringstream in(o.loss);
-  for (std::string part; std::getline(in, part, ',');) {
+  for (const std::string& part : split_list(o.loss)) {
     const size_t eq = part.find('=');
     const auto it = std::find(std::begin(names), std::end(names), part.substr(0, eq));
     char* end = nullptr;

@@ -35,6 +35,7 @@ void print_plan(const TrainOptions& o, PlanInput in) {
   const Machine machine = options.machine == "this" ? measure_machine(o.common) : find_machine(options.machine, in.precision);
   const Plan plan = make_plan(in, options, machine);
   json.write(plan_json(plan, in, options, machine));
+  json.finish();
   if (o.common.json != "-") fmt::print("{}", plan_text(plan, in, options, machine));
 }
 

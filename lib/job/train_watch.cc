@@ -46,7 +46,7 @@ TrainWatch::TrainWatch(const TrainOptions& o, model::Backend& backend, JsonLines
 
 void TrainWatch::step(const train::StepRecord& r) {
   const OrderedJson record = record_json(r, objective_, limit_);
-  json_.write(record);
+  write_json(record);
   history_.append(record);
   write_events(record);
   if (report_) report_->add(record);
@@ -57,6 +57,15 @@ void TrainWatch::step(const train::StepRecord& r) {
   const double a_step = (now_s() - start_) / static_cast<double>(std::max<int64_t>(1, r.step - first_step_));
   log_info("{}", record_line(r, a_step * static_cast<double>(r.total - r.step)));
   last_line_ = now_s();
+}
+
+void TrainWatch::write_json(const OrderedJson& record) {
+  try {
+    json_.write(record);
+  } catch (const Error& e) {
+    json_lost_ = e.what();
+    log_warn("{}; training goes on, --json ends here", json_lost_);
+  }
 }
 
 void TrainWatch::write_events(const OrderedJson& record) {
@@ -83,6 +92,7 @@ void TrainWatch::finish(const train::TrainerResult& result) {
   if (result.stopped) return write_page_or_warn(fmt::format("stopped after step {}; the same command goes on", result.steps));
   write_page("complete");
   if (report_) log_info("report in {}", options_.report.string());
+  DS_REQUIRE(json_lost_.empty(), "the drafter in {} is complete, its --json is not: {}; all steps are in {}", options_.out.string(), json_lost_, (options_.out / "history.jsonl").string());
 }
 
 void TrainWatch::write_page(const std::string& status) {

@@ -1,7 +1,8 @@
 // Everything that shows a training run while it runs and afterwards: console lines, --json, OUT/history.jsonl, --tensorboard, --report.
 //
 // Made when the run is sure to start (its folder locked, its checkpoint found) and told of every record. An output that cannot be made is
-// one error before the first step; later ones (a full disk) are said once and do not stop the training.
+// one error before the first step; later ones (a full disk) are said once and do not stop the training. A --json that lacks lines fails
+// the run when its drafter is written.
 #pragma once
 
 #include <memory>
@@ -26,9 +27,10 @@ class TrainWatch {
   void step(const train::StepRecord& record);  // TrainerOptions::on_step
   // Runs the trainer; when that throws, the page of what there was is written before the error goes on.
   train::TrainerResult run(train::Trainer& trainer);
-  void finish(const train::TrainerResult& result);  // the page; a stopped run is not failed by it
+  void finish(const train::TrainerResult& result);  // the page; a stopped run is not failed here
 
  private:
+  void write_json(const OrderedJson& record);
   void write_page(const std::string& status);  // nothing without --report
   void write_events(const OrderedJson& record);
   void write_page_or_warn(const std::string& status);
@@ -41,6 +43,7 @@ class TrainWatch {
   History history_;
   std::unique_ptr<formats::EventWriter> events_;
   std::unique_ptr<TrainReport> report_;
+  std::string json_lost_;  // why, if it ended early
   int64_t first_step_;
   double start_, last_line_ = 0;
 };
