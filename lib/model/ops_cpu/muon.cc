@@ -87,13 +87,14 @@ class Step {
   // c = y y^T, y [m, k]: blocks on and above the diagonal, the rest mirrored.
   void symmetric(float* c, const std::byte* y, int64_t k) {
     constexpr int64_t kBlocks = 4;
-    const int64_t block = (m_ + kBlocks - 1) / kBlocks;
+    const int64_t block = (m_ + kBlocks * kStripe - 1) / (kBlocks * kStripe) * kStripe;
     for (int64_t r = 0; r < m_; r += block) {
       const MatRef from{y + r * k * dtype_bytes(act_), act_, k};
       gemm_nt(machine_.gemm(), std::min(block, m_ - r), m_ - r, k, from, from, {c + r * m_ + r, DType::f32, m_});
     }
-    each_row(m_, m_, [&](int64_t i) {
-      for (int64_t j = 0; j < i / block * block; ++j) c[i * m_ + j] = c[j * m_ + i];
+    each_stripe([&](int64_t begin, int64_t end) {
+      for (int64_t j = 0; j < begin / block * block; ++j)
+        for (int64_t i = begin; i < end; ++i) c[i * m_ + j] = c[j * m_ + i];
     });
   }
 
