@@ -233,7 +233,11 @@ TEST_CASE("a store of another target is refused", "[cli]") {
   check_fails(with({.hidden = 96, .heads = 6}), 1, {"store", "width 64", "96"});
   check_fails(with({.ffn = 128}), 1, {"store", "tiny.gguf", "config"});
   check_fails(with({.extra_tokens = 3}), 1, {"store"});
+  // The same architecture, tokenizer and file name: another checkpoint.
+  check_fails(with({.seed = 2}), 1, {"store", "other weights", "another target"});
   CHECK(files_below(out).empty());
+  const Bench sibling(1, 1, {.seed = 2});
+  check_fails(dspark_run(sibling.extract(store)), 1, {"store", "weights"});
   check_fails(dspark_run(b.train(store, out, 2, {"--taps", "0"})), 1, {"store", "1 2 3"});
   CHECK(files_below(out).empty());
 }

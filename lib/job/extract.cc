@@ -35,6 +35,7 @@ StoreIdentity make_identity(const target::TargetFiles& files, const std::vector<
   id.vocab_size = files.config().vocab;
   id.codec = codec_from_name(o.codec);
   id.extra["precision"] = o.common.precision;
+  id.extra["weights"] = files.weights_hash();
   return id;
 }
 

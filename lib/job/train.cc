@@ -45,6 +45,11 @@ void check_store(const formats::StoreIdentity& id, const target::TargetFiles& fi
              id.config_hash.substr(0, 12), files.name(), files.config_hash().substr(0, 12));
   DS_REQUIRE(id.tokenizer_hash.empty() || id.tokenizer_hash == files.tokenizer().identity(), "{} was made with another tokenizer ({}) than {}'s ({})", store.string(),
              id.tokenizer_hash.substr(0, 12), files.name(), files.tokenizer().identity().substr(0, 12));
+  const auto weights = id.extra.find("weights");
+  if (weights == id.extra.end()) return;  // made before stores said it, or by another program
+  const std::string here = files.weights_hash();
+  DS_REQUIRE(weights->second == here, "{} was extracted from other weights ({}, sampled {}) than {}'s ({}): it is another target's store", store.string(), id.target,
+             weights->second.substr(0, 12), files.name(), here.substr(0, 12));
 }
 
 // Whether a tensor holds these values as its dtype rounds them.

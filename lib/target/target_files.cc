@@ -3,9 +3,11 @@
 #include <algorithm>
 #include <map>
 #include <mutex>
+#include <span>
 
 #include "core/error.h"
 #include "core/finite.h"
+#include "core/hash.h"
 
 namespace dspark::target {
 
@@ -94,6 +96,27 @@ std::string TargetFiles::quantisation() const {
   std::string text;
   for (const auto& [n, name] : order) text += (text.empty() ? "" : text.find(' ') == std::string::npos ? " with " : ", ") + name;
   return text;
+}
+
+std::string TargetFiles::weights_hash() const {
+  std::map<std::string, std::span<const std::byte>> tensors;
+  if (source_->gguf) {
+    for (const auto& t : source_->gguf->tensors()) tensors.emplace(t.name, t.data);
+  } else {
+    for (const auto& file : source_->tensors->files())
+      for (const auto& t : file.tensors()) tensors.emplace(t.name, t.data);
+  }
+  constexpr size_t kMost = 1024, kPiece = 4096;
+  const size_t step = (tensors.size() + kMost - 1) / kMost;
+  std::string sample;
+  size_t index = 0;
+  for (const auto& [name, data] : tensors) {
+    if (index++ % step != 0) continue;
+    sample += fmt::format("{} {}\n", name, data.size());
+    const size_t piece = std::min(kPiece, data.size());
+    for (const size_t at : {size_t{0}, (data.size() - piece) / 2, data.size() - piece}) sample.append(reinterpret_cast<const char*>(data.data()) + at, piece);
+  }
+  return sha256_hex(sample);
 }
 
 const Tokenizer& TargetFiles::tokenizer() const {

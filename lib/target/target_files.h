@@ -27,6 +27,9 @@ class TargetFiles {
   const formats::TargetConfig& config() const { return config_; }
   const std::string& config_hash() const { return config_hash_; }
   std::string quantisation() const;  // "BF16", "Q4_1 with Q6_K", ...
+  // SHA-256 of samples of the weights as they are stored: the first, middle and last 4 KiB of up to 1024 tensors, spread over the
+  // names. It tells checkpoints of one architecture apart; it is no checksum of the file.
+  std::string weights_hash() const;
   // Loaded on first use; an Error when the target carries none.
   const formats::Tokenizer& tokenizer() const;
   bool has_chat_template() const;
