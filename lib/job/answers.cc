@@ -86,7 +86,7 @@ std::vector<Question> write_questions(target::TargetModel& model, const target::
             questions.push_back({s.id, text});
           }
           journal.append(line);
-          progress.update(questions.size());
+          progress.update(std::min(questions.size(), static_cast<size_t>(n)));
           return !stop_requested();
         });
     progress.finish();

@@ -176,16 +176,22 @@ void run_eval(const EvalOptions& o) {
   std::vector<std::vector<PromptStats>> stats(drafters.size());
   std::vector<int64_t> match(drafters.size(), 0);
   Progress progress("eval", tasks.size(), "prompts");
+  const auto go_on = [] { return !stop_requested(); };
+  const auto stop_here = [&] {  // between two tokens as between two prompts
+    if (!go_on()) stopped("nothing is written by an eval that did not finish");
+  };
   for (size_t i = 0; i < tasks.size(); ++i) {
-    if (stop_requested()) stopped("nothing is written by an eval that did not finish");
+    stop_here();
     const auto prompt = formats::prompt_ids(OrderedJson::array({OrderedJson{{"role", "user"}, {"content", tasks[i].text}}}), nullptr, files.render(), files.tokenizer());
     d.stream = i;
     DS_REQUIRE(static_cast<int64_t>(prompt.size()) + d.max_new_tokens + 64 <= o.max_length, "prompt {} has {} tokens; with {} new ones it needs a larger --max-length than {}", i, prompt.size(),
                d.max_new_tokens, o.max_length);
     Decoded plain;
-    if (o.plain) plain = decode(files, drafters.front(), [&](Decoder& decoder) { return decoder.plain(prompt, d); });
+    if (o.plain) plain = decode(files, drafters.front(), [&](Decoder& decoder) { return decoder.plain(prompt, d, go_on); });
+    stop_here();
     for (size_t k = 0; k < drafters.size(); ++k) {
-      const Decoded out = decode(files, drafters[k], [&](Decoder& decoder) { return decoder.speculative(prompt, d); });
+      const Decoded out = decode(files, drafters[k], [&](Decoder& decoder) { return decoder.speculative(prompt, d, [&](const Round&) { return go_on(); }); });
+      stop_here();
       PromptStats s = prompt_stats(out, drafters[k].files.config.proposals());
       s.plain_seconds = plain.seconds;
       s.plain_tokens = std::max<int64_t>(0, static_cast<int64_t>(plain.tokens.size()) - 1);

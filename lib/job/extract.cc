@@ -194,7 +194,7 @@ void run_extract(const ExtractOptions& o) {
   writer.finish();
 
   const auto& totals = writer.totals();
-  const double raw = static_cast<double>(totals.tokens) * static_cast<double>(identity.row_width()) * 2;
+  const double raw = static_cast<double>(totals.tokens) * (static_cast<double>(identity.row_width()) * 2 + 5);  // states, token id, loss mask
   if (report.lines > 0) fmt::print(stderr, "{}", printable(report.table()));
   log_info("{}: {} samples, {} tokens, {} in the loss; {} new, {} there already, {} duplicates, {} without a label", o.out.string(), totals.samples,
            totals.tokens, totals.mask_tokens, counts.stored, counts.present, counts.duplicate, counts.empty);

@@ -253,12 +253,12 @@ Decoded Decoder::speculative(const std::vector<int32_t>& prompt, const DecodeOpt
   return out;
 }
 
-Decoded Decoder::plain(const std::vector<int32_t>& prompt, const DecodeOptions& o) {
+Decoded Decoder::plain(const std::vector<int32_t>& prompt, const DecodeOptions& o, const std::function<bool()>& go_on) {
   Decoded out;
   out.tokens.push_back(prefill(prompt, o, false));
   const double start = now_s();
   const Rng rng(o.seed, RngStream::verify, o.stream);
-  while (!is_end(o, out.tokens.back()) && static_cast<int64_t>(out.tokens.size()) < o.max_new_tokens) {
+  while (!is_end(o, out.tokens.back()) && static_cast<int64_t>(out.tokens.size()) < o.max_new_tokens && (!go_on || go_on())) {
     arena_.release(0);
     const int64_t vocab = target_.config().vocab;
     const Tensor ids = arena_.vector(DType::i32, 1), uniform = arena_.vector(DType::f64, 1);

@@ -52,7 +52,7 @@ class Decoder {
   // `on_round` (optional) sees each round; false from it stops.
   Decoded speculative(const std::vector<int32_t>& prompt, const DecodeOptions& options, const std::function<bool(const Round&)>& on_round = {});
   // The same without a drafter, one token a forward.
-  Decoded plain(const std::vector<int32_t>& prompt, const DecodeOptions& options);
+  Decoded plain(const std::vector<int32_t>& prompt, const DecodeOptions& options, const std::function<bool()>& go_on = {});
 
  private:
   int32_t prefill(const std::vector<int32_t>& prompt, const DecodeOptions& options, bool with_drafter);
