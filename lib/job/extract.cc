@@ -13,6 +13,7 @@
 #include "formats/store.h"
 #include "job/answers.h"
 #include "job/store_tools.h"
+#include "job/synthesis.h"
 #include "target/prefill.h"
 
 namespace dspark::job {
@@ -175,11 +176,10 @@ void run_extract(const ExtractOptions& o) {
   const bool generate = o.synthesize > 0 || !gathered.questions.empty();
   target::TargetModel model(backend->context(), config, files.loader());
   if (o.synthesize > 0) {
-    auto questions = write_questions(model, files, o, o.synthesize + o.hold_out);
-    const std::vector<Question> held(questions.begin() + o.synthesize, questions.end());
+    Synthesis synthesis(o);
+    const auto [training, held] = synthesis.split(write_questions(model, files, o, synthesis.wanted()));
     if (o.hold_out > 0) write_hold_out(o.hold_out_file, held);
-    questions.resize(static_cast<size_t>(o.synthesize));
-    gathered.questions.insert(gathered.questions.end(), questions.begin(), questions.end());
+    gathered.questions.insert(gathered.questions.end(), training.begin(), training.end());
   }
   const double generated_at = now_s();
   if (generate) {
