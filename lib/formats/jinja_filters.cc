@@ -2,10 +2,6 @@
 #include "formats/jinja_filters.h"
 
 #include <algorithm>
-#include <charconv>
-#include <cmath>
-#include <cstdio>
-#include <cstdlib>
 
 #include "formats/jinja_parser.h"
 #include "formats/jinja_text.h"

@@ -2,7 +2,7 @@
 //
 // One item of work is a kv head and a run of query rows with all query heads of that kv head. Tiles of keys start at fixed
 // positions (multiples of kTileKeys), so a row's sums have the same order whatever rows are computed with it. Always on
-// floats: a round of drafting reads the cache for a few rows, and converting costs more than their products.
+// floats.
 #include "model/ops_cpu/attention_common.h"
 
 namespace dspark::model::cpu {
