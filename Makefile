@@ -4,6 +4,7 @@ BUILD ?= build
 PREFIX ?= /usr/local
 JOBS ?= $(shell nproc)
 CMAKE_FLAGS ?=
+TEST_SECONDS ?= 1200
 PACKAGES := g++ cmake ninja-build pkg-config ccache libcli11-dev libfmt-dev libzstd-dev nlohmann-json3-dev libpcre2-dev \
             libutf8proc-dev zlib1g-dev libboost1.81-dev libboost-context1.81-dev libssl-dev catch2 python3 python3-pip
 ARM64_PACKAGES := g++-aarch64-linux-gnu qemu-user libzstd-dev:arm64 libpcre2-dev:arm64 libutf8proc-dev:arm64 zlib1g-dev:arm64 libboost-context1.81-dev:arm64 libssl-dev:arm64
@@ -35,7 +36,7 @@ model: deps
 	@third_party/fetch_model.sh
 
 test: build model
-	@cd $(BUILD) && ctest --output-on-failure --timeout 1200
+	@cd $(BUILD) && ctest --output-on-failure --timeout $(TEST_SECONDS)
 
 # Packed drafters in the real speculators: a Python environment in the cache folder (5 GB, from PyPI), made by the first run.
 test-peers: build model
@@ -59,10 +60,10 @@ format:
 	@git ls-files '*.h' '*.cc' '*.cu' | xargs clang-format -i
 
 asan:
-	@$(MAKE) test BUILD=build-asan CMAKE_FLAGS="-DDSPARK_SANITIZE=address,undefined"
+	@$(MAKE) test BUILD=build-asan TEST_SECONDS=7200 CMAKE_FLAGS="-DDSPARK_SANITIZE=address,undefined"
 
 tsan:
-	@$(MAKE) test BUILD=build-tsan CMAKE_FLAGS="-DDSPARK_SANITIZE=thread"
+	@$(MAKE) test BUILD=build-tsan TEST_SECONDS=7200 CMAKE_FLAGS="-DDSPARK_SANITIZE=thread"
 
 static:
 	@$(MAKE) build BUILD=build-static CMAKE_FLAGS="-DDSPARK_STATIC=ON -DDSPARK_TESTS=OFF"
