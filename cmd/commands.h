@@ -13,6 +13,8 @@ void add_eval(CLI::App& app);
 void add_pack(CLI::App& app);
 void add_bench(CLI::App& app);
 
+// How --help looks, of this app and the subcommands added later; each option's default stands behind its text.
+void use_help(CLI::App& app);
 // What the command line and its --config file say together: the file's options, but those that the command line has, as further
 // arguments. Keys are the long names of the flags, at the top or in a section named after the subcommand. Throws (exit 2) on a
 // file that cannot be read and on a key that the subcommand does not have.

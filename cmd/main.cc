@@ -34,7 +34,7 @@ std::string version_text() {
       gpu = fmt::format("none to use: {}", e.what());
     }
   }
-  return fmt::format("dspark {}\nmatrix kernels here: {}\ncores: {}\nGPU: {}\n", DSPARK_VERSION, kernels, usable_cores(), gpu);
+  return fmt::format("dspark {}\nmatrix kernels here: {}\ncores: {}\nGPU: {}", DSPARK_VERSION, kernels, usable_cores(), gpu);
 }
 
 int say(const std::string& message, ExitCode code) {
@@ -52,7 +52,7 @@ void hold_standard_streams() {
 int run(int argc, char** argv) {
   CLI::App app{"Trains, packs and measures speculative-decoding drafters (DSpark, DFlash) for large language models.", "dspark"};
   app.require_subcommand(1);
-  app.get_formatter()->column_width(38);
+  cmd::use_help(app);  // before the subcommands, which take it over
   app.set_version_flag("--version", version_text, "version, matrix kernels, cores, GPU");
   cmd::add_extract(app);
   cmd::add_train(app);
