@@ -2,6 +2,7 @@
 
 #include <sys/resource.h>
 #include <unistd.h>
+#include <utf8proc.h>
 
 #include <atomic>
 #include <chrono>
@@ -17,28 +18,16 @@ std::atomic<LogLevel> g_level{LogLevel::info};
 std::mutex g_mutex;
 }  // namespace
 
-namespace {
-// Bytes of the UTF-8 character that `text` begins with, 0 when it is none (or an overlong or surrogate one).
-size_t utf8_length(std::string_view text) {
-  const auto byte = [&](size_t i) { return i < text.size() ? static_cast<unsigned char>(text[i]) : 0u; };
-  const unsigned first = byte(0);
-  const size_t n = first < 0x80 ? 1 : first >= 0xC2 && first < 0xE0 ? 2 : first >= 0xE0 && first < 0xF0 ? 3 : first >= 0xF0 && first < 0xF5 ? 4 : 0;
-  for (size_t i = 1; i < n; ++i)
-    if ((byte(i) & 0xC0) != 0x80) return 0;
-  const bool bad = (first == 0xE0 && byte(1) < 0xA0) || (first == 0xED && byte(1) >= 0xA0) || (first == 0xF0 && byte(1) < 0x90) || (first == 0xF4 && byte(1) >= 0x90);
-  return bad ? 0 : n;
-}
-}  // namespace
-
 std::string printable(std::string_view text, size_t most) {
   if (text.size() > most) return printable(text.substr(0, most)) + "...";
   std::string out;
   out.reserve(text.size());
   while (!text.empty()) {
-    const size_t n = utf8_length(text), step = n == 0 ? 1 : n;
-    const auto first = static_cast<unsigned char>(text[0]);
-    const bool control = n == 0 || (first < 0x20 && first != '\n' && first != '\t') || first == 0x7F ||
-                         (first == 0xC2 && static_cast<unsigned char>(text[1]) < 0xA0);  // C1: some terminals obey them
+    utf8proc_int32_t point = -1;
+    const auto n = utf8proc_iterate(reinterpret_cast<const utf8proc_uint8_t*>(text.data()), static_cast<utf8proc_ssize_t>(text.size()), &point);
+    const size_t step = n < 1 ? 1 : static_cast<size_t>(n);
+    // C1 too (0x80 to 0x9F): some terminals obey them.
+    const bool control = n < 1 || (point < 0x20 && point != '\n' && point != '\t') || (point >= 0x7F && point < 0xA0);
     for (size_t i = 0; i < step; ++i) {
       if (control) out += fmt::format("\\x{:02x}", static_cast<unsigned char>(text[i]));
       else out += text[i];
