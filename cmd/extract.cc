@@ -5,6 +5,7 @@
 #include "commands.h"
 #include "core/error.h"
 #include "core/log.h"
+#include "job/preview.h"
 #include "job/store_tools.h"
 
 namespace dspark::cmd {
@@ -40,12 +41,15 @@ void run(const Options& o) {
   } else if (!o.merge.empty()) {
     if (o.extract.out.empty()) fail_usage("--merge needs --out STORE");
     job::require_outside_stores(o.extract.out, true);
+    job::JsonLines json(o.extract.common.json);
     const auto r = job::merge_stores(o.merge, o.extract.out, formats::codec_from_name(o.extract.codec));
     for (const auto& p : r.problems) fmt::print(stderr, "left out: {}\n", printable(p.text()));
     fmt::print(stderr, "{}: {} samples, {} added, {} duplicates\n", o.extract.out.string(), r.samples, r.added, r.duplicates);
+    json.write(OrderedJson{{"store", o.extract.out.string()}, {"samples", r.samples}, {"added", r.added}, {"duplicates", r.duplicates}, {"left_out", r.problems.size()}});
+    json.finish();
   } else if (o.preview > 0) {
     if (o.extract.target.empty() || o.extract.data.empty()) fail_usage("--preview needs --target and --data");
-    job::preview_rows(o.extract.target, o.extract.data, o.preview, o.extract.max_length);
+    job::preview_rows(o.extract, o.preview);
   } else {
     job::run_extract(o.extract);
   }

@@ -392,35 +392,6 @@ TEST_CASE("extract: answers to one question are one conversation, whoever asked 
   for (const auto& [id, n] : written) CHECK(answers.contains(id));
 }
 
-TEST_CASE("extract: a question is held out or trained on, however often the store grows", "[cli][conversation]") {
-  const Bench b(0, 0);
-  const fs::path out = b.at("store"), held = b.at("held.jsonl");
-  fs::create_directory(out);
-  std::string journal;
-  for (int i = 0; i < 8; ++i) journal += fmt::format(R"({{"id": {}, "text": "What is bridge number {}?"}})" "\n", i, i);
-  write_bytes(out / "questions.jsonl", journal);
-  auto command = [&](int synthesize, int hold_out, const std::string& tokens = "4") {
-    return std::vector<std::string>{"extract", "--target", b.target, "--synthesize", std::to_string(synthesize), "--hold-out", std::to_string(hold_out), "--hold-out-file", held,
-                                    "--out", out, "--taps", "1", "--max-new-tokens", tokens, "--threads", "1"};
-  };
-  auto held_out = [&] {
-    std::set<std::string> numbers;
-    for (const auto& line : json_lines(file_bytes(held))) numbers.insert(line.dump().substr(line.dump().find("number ") + 7, 1));
-    return numbers;
-  };
-  run_ok(command(4, 2));
-  CHECK(held_out() == std::set<std::string>{"4", "5"});
-  run_ok(command(3, 3));  // fewer to train on: the others stay trained on
-  CHECK(held_out() == std::set<std::string>{"4", "5", "6"});
-  run_ok(command(5, 3));
-  CHECK(held_out() == std::set<std::string>{"4", "5", "6"});
-  CHECK(job::inspect_store(out).at("samples") == 5);
-  const Ran other = dspark_run(command(5, 3, "5"));
-  INFO(other.describe());
-  CHECK(other.code == 1);
-  CHECK(other.said("max_new_tokens 4 there, 5 asked"));
-}
-
 TEST_CASE("extract --inspect prints whole lines", "[cli]") {
   const Bench b;
   const auto store = b.make_store();

@@ -247,6 +247,14 @@ bool RowReader::read_line() {
   return false;
 }
 
+std::string first_user_turn(const Row& row) {
+  if (row.kind == Row::Kind::prompts) return row.prompts.front();
+  if (row.kind == Row::Kind::conversation)
+    for (const OrderedJson& m : *row.messages)
+      if (m.value("role", "") == "user" && m.contains("content") && m.at("content").is_string() && !m.at("content").get_ref<const std::string&>().empty()) return m.at("content");
+  return "";
+}
+
 std::optional<Row> RowReader::next() {
   while (read_line()) {
     ++report_.lines;

@@ -39,6 +39,9 @@ struct Row {
   std::vector<uint8_t> mask;                 // tokens: 0 or 1, as many as ids
 };
 
+// What a model is to answer: the first prompt, or the first user message with text; "" when there is none.
+std::string first_user_turn(const Row& row);
+
 // Counts of one reading, for the closing table. Plain data; not thread-safe.
 struct RowReport {
   struct Reason {

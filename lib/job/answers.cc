@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cctype>
+#include <map>
 #include <nlohmann/json.hpp>
 #include <unordered_map>
 #include <unordered_set>
@@ -44,19 +45,37 @@ target::GenerateOptions generate_options(const target::TargetFiles& files, const
   return g;
 }
 
+// The first n distinct questions in the order of their attempts: the same ones whatever order the attempts ended in, and however
+// often the work was stopped. Fewer when there are fewer.
+std::vector<Question> first_distinct(const std::map<uint64_t, std::string>& attempts, int64_t n) {
+  std::vector<Question> questions;
+  std::unordered_set<std::string> seen;
+  for (const auto& [id, text] : attempts) {
+    if (static_cast<int64_t>(questions.size()) >= n) break;
+    if (!text.empty() && seen.insert(normalised_question(text)).second) questions.push_back({id, text});
+  }
+  return questions;
+}
+
 }  // namespace
 
 std::vector<Question> write_questions(target::TargetModel& model, const target::TargetFiles& files, const ExtractOptions& options, int64_t n) {
-  std::vector<Question> questions;
-  std::unordered_set<std::string> seen;
-  uint64_t next_id = 0;
-  Journal journal(options.out / "questions.jsonl", [&](const Json& line) {
-    // Every attempt is journaled, so that attempts are never repeated; those without text were no questions.
-    next_id = std::max(next_id, line.at("id").get<uint64_t>() + 1);
-    const std::string text = line.value("text", "");
-    if (!text.empty() && seen.insert(normalised_question(text)).second) questions.push_back({line.at("id").get<uint64_t>(), text});
-  });
-  if (static_cast<int64_t>(questions.size()) < n) {
+  std::map<uint64_t, std::string> attempts;  // "": no question came of it
+  std::unordered_set<std::string> distinct;
+  const auto add = [&](uint64_t id, const std::string& text) {
+    attempts.emplace(id, text);
+    if (!text.empty()) distinct.insert(normalised_question(text));
+  };
+  Journal journal(options.out / "questions.jsonl", [&](const Json& line) { add(line.at("id").get<uint64_t>(), line.value("text", "")); });
+  // Attempts that an earlier run did not end come first: what is chosen must not depend on where it stopped.
+  const uint64_t begun = attempts.empty() ? 0 : attempts.rbegin()->first + 1;
+  std::vector<uint64_t> open;
+  DS_REQUIRE(begun < attempts.size() + 100000, "{}: attempt {} of {} is damaged, or not written by dspark; take the whole file away to begin anew",
+             (options.out / "questions.jsonl").string(), begun - 1, attempts.size());
+  for (uint64_t id = 0; id < begun; ++id)
+    if (!attempts.contains(id)) open.push_back(id);
+  const auto enough = [&] { return static_cast<int64_t>(distinct.size()) >= n; };
+  if (!enough() || !open.empty()) {
     const auto& tokenizer = files.tokenizer();
     const auto prefix = tokenizer.encode(files.chat_template().user_prefix(files.chat_options()));
     target::GenerateOptions g = generate_options(files, options);
@@ -64,11 +83,18 @@ std::vector<Question> write_questions(target::TargetModel& model, const target::
     g.max_new_tokens = std::min<int64_t>(128, options.max_new_tokens);
     target::Generator generator(model, g);
     Progress progress("questions", static_cast<uint64_t>(n), "questions");
+    size_t next_open = 0;
+    uint64_t next_id = begun;
     const uint64_t last_allowed = next_id + static_cast<uint64_t>(20 * n + 1000);
     generator.run(
         [&](target::Prompt& prompt) {
-          // Attempts in flight when enough are found are finished and kept: no attempt is lost or repeated.
-          if (static_cast<int64_t>(questions.size()) >= n || stop_requested() || next_id >= last_allowed) return false;
+          if (stop_requested()) return false;
+          if (next_open < open.size()) {
+            prompt = {open[next_open++], prefix};
+            return true;
+          }
+          // Attempts in flight when enough are found are finished and kept.
+          if (enough() || next_id >= last_allowed) return false;
           prompt = {next_id++, prefix};
           return true;
         },
@@ -78,25 +104,20 @@ std::vector<Question> write_questions(target::TargetModel& model, const target::
             s.ids.pop_back();
             text = trimmed(tokenizer.decode(s.ids, true));
           }
-          const std::string key = normalised_question(text);
-          const bool good = std::count(key.begin(), key.end(), ' ') >= 2 && seen.insert(key).second;
+          const std::string words = normalised_question(text);
+          if (std::count(words.begin(), words.end(), ' ') < 2) text.clear();
           OrderedJson line{{"id", s.id}};
-          if (good) {
-            line["text"] = text;
-            questions.push_back({s.id, text});
-          }
+          if (!text.empty()) line["text"] = text;
           journal.append(line);
-          progress.update(std::min(questions.size(), static_cast<size_t>(n)));
+          add(s.id, text);
+          progress.update(std::min(distinct.size(), static_cast<size_t>(n)));
           return !stop_requested();
         });
     progress.finish();
     if (stop_requested()) stopped("the questions written so far are kept; start the same command again to go on");
-    DS_REQUIRE(static_cast<int64_t>(questions.size()) >= n, "the target wrote only {} distinct questions in {} attempts; raise --temperature or ask for fewer",
-               questions.size(), next_id);
+    DS_REQUIRE(enough(), "the target wrote only {} distinct questions in {} attempts; raise --temperature or ask for fewer", distinct.size(), attempts.size());
   }
-  std::sort(questions.begin(), questions.end(), [](const Question& a, const Question& b) { return a.id < b.id; });
-  questions.resize(static_cast<size_t>(n));
-  return questions;
+  return first_distinct(attempts, n);
 }
 
 std::vector<AnsweredRow> write_answers(target::TargetModel& model, const target::TargetFiles& files, const ExtractOptions& options,

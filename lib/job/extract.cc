@@ -1,7 +1,5 @@
 #include "job/extract.h"
 
-#include <unistd.h>
-
 #include <algorithm>
 #include <nlohmann/json.hpp>
 
@@ -57,11 +55,7 @@ GatheredRows gather_rows_of(const ExtractOptions& o, const target::TargetFiles& 
   while (auto row = reader.next()) {
     if (o.limit > 0 && static_cast<int64_t>(out.rows.size() + out.questions.size()) >= o.limit) break;
     if (row->kind == Row::Kind::prompts || (o.regenerate && row->kind == Row::Kind::conversation)) {
-      std::string text;
-      if (row->kind == Row::Kind::prompts) text = row->prompts.front();
-      else
-        for (const auto& m : *row->messages)
-          if (text.empty() && m.value("role", "") == "user" && m.contains("content") && m.at("content").is_string()) text = m.at("content");
+      const std::string text = first_user_turn(*row);
       DS_REQUIRE(o.regenerate, "{}: a row of prompts has no answers; add --regenerate to let the target answer", row->where);
       if (text.empty()) {
         count_reason(report.dropped["no user turn"], o.strict, row->where, "no user turn", "nothing to answer");
@@ -151,6 +145,7 @@ void run_extract(const ExtractOptions& o) {
   if (o.out.empty()) fail_usage("extract needs --out STORE");
   if (o.max_length < 8) fail_usage("--max-length {}: at least 8 tokens", o.max_length);
   if (o.on_length != "keep" && o.on_length != "drop") fail_usage("--on-length {}: keep or drop", o.on_length);
+  if (o.hold_out > 0 && o.synthesize <= 0) fail_usage("--hold-out keeps questions back that --synthesize writes: it needs --synthesize N");
   if (o.hold_out > 0 && o.hold_out_file.empty()) fail_usage("--hold-out needs --hold-out-file");
   require_outside_stores(o.out, true);
   if (!o.hold_out_file.empty()) const AtomicFile probe(o.hold_out_file);  // gone again: it is not committed
@@ -167,7 +162,8 @@ void run_extract(const ExtractOptions& o) {
   log_info("target {}: {} layers, width {}, {}; {}", files.name(), config.layers, config.hidden, files.quantisation(), backend->describe());
   if (o.common.dry_run) {
     log_info("dry run: {} token rows, {} prompts; nothing is written", gathered.rows.size(), gathered.questions.size());
-    return;
+    json.write(OrderedJson{{"rows", gathered.rows.size()}, {"prompts", gathered.questions.size()}});
+    return json.finish();
   }
   StoreWriter writer(o.out, identity);
   if (writer.resumed()) log_info("{}: resuming, {} samples are there", o.out.string(), writer.totals().samples);
@@ -175,9 +171,9 @@ void run_extract(const ExtractOptions& o) {
 
   const bool generate = o.synthesize > 0 || !gathered.questions.empty();
   target::TargetModel model(backend->context(), config, files.loader());
-  if (o.synthesize > 0) {
+  if (generate) {
     Synthesis synthesis(o);
-    const auto [training, held] = synthesis.split(write_questions(model, files, o, synthesis.wanted()));
+    const auto [training, held] = synthesis.split(o.synthesize > 0 ? write_questions(model, files, o, synthesis.wanted()) : std::vector<Question>{});
     if (o.hold_out > 0) write_hold_out(o.hold_out_file, held);
     gathered.questions.insert(gathered.questions.end(), training.begin(), training.end());
   }
@@ -208,32 +204,6 @@ void run_extract(const ExtractOptions& o) {
                          {"seconds", now_s() - start}, {"question_seconds", generated_at - start}, {"answer_seconds", answered_at - generated_at},
                          {"peak_rss_bytes", peak_rss_bytes()}});
   json.finish();
-}
-
-void preview_rows(const fs::path& target, const std::vector<fs::path>& data, int64_t n, int64_t max_length) {
-  const target::TargetFiles files(target);
-  RowReport report;
-  RowReader reader(data, {}, report);
-  const bool colour = ::isatty(1) == 1;
-  int64_t shown = 0;
-  while (shown < n) {
-    const auto row = reader.next();
-    if (!row) break;
-    for (const TokenRow& t : make_token_rows(*row, files.tokenizer(), files.render(), {.max_length = max_length}, report)) {
-      fmt::print("{}{} ({} tokens, {} in the loss)\n", shown > 0 ? "\n" : "", printable(t.where), t.ids.size(), std::count(t.mask.begin(), t.mask.end(), 1));
-      for (size_t begin = 0; begin < t.ids.size();) {
-        size_t end = begin;
-        while (end < t.ids.size() && t.mask[end] == t.mask[begin]) ++end;
-        const std::string text = printable(files.tokenizer().decode(std::span(t.ids).subspan(begin, end - begin)));
-        if (t.mask[begin] == 0) fmt::print("{}", text);
-        else fmt::print("{}{}{}", colour ? "\033[32m" : "[[", text, colour ? "\033[0m" : "]]");
-        begin = end;
-      }
-      fmt::print("\n");
-      if (++shown >= n) break;
-    }
-  }
-  fmt::print(stderr, "{}", printable(report.table()));
 }
 
 }  // namespace dspark::job

@@ -32,7 +32,4 @@ struct ExtractOptions {
 
 void run_extract(const ExtractOptions& options);
 
-// The first rows as text, the loss mask in colour (or in [brackets] without a terminal).
-void preview_rows(const fs::path& target, const std::vector<fs::path>& data, int64_t rows, int64_t max_length);
-
 }  // namespace dspark::job

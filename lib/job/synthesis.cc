@@ -14,7 +14,7 @@ namespace {
 fs::path record_path(const ExtractOptions& o) { return o.out / "synthesis.json"; }
 
 Json settings_of(const ExtractOptions& o) {
-  return Json{{"max_new_tokens", o.max_new_tokens}, {"temperature", o.temperature}, {"top_p", o.top_p}, {"seed", o.common.seed}};
+  return Json{{"max_new_tokens", o.max_new_tokens}, {"max_length", o.max_length}, {"temperature", o.temperature}, {"top_p", o.top_p}, {"seed", o.common.seed}};
 }
 
 }  // namespace
@@ -26,7 +26,7 @@ Synthesis::Synthesis(const ExtractOptions& options) : options_(options) {
   DS_REQUIRE(there.is_object() && there.contains("settings") && there.contains("training") && there.contains("held_out"), "{} is not what extract writes there; take another --out", path.string());
   std::string difference;
   for (const auto& [key, value] : now.items())
-    if (const Json before = there["settings"].value(key, Json()); before != value)
+    if (const Json before = there["settings"].value(key, value); before != value)
       difference += fmt::format("{}{} {} there, {} asked", difference.empty() ? "" : "; ", key, before.dump(), value.dump());
   DS_REQUIRE(difference.empty(), "{}: its conversations were written otherwise ({}); ask for the same, or take another --out", options.out.string(), difference);
   training_ = there["training"].get<std::set<uint64_t>>();

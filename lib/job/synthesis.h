@@ -1,5 +1,5 @@
-// What a store remembers of the conversations its target wrote (OUT/synthesis.json): how, and which questions were held out. A run
-// that goes on keeps both: a question is never held out and trained on, and one store holds one way of answering.
+// What a store remembers of the text its target wrote, questions or answers (OUT/synthesis.json): how, and which questions were held
+// out. A run that goes on keeps both: a question is never held out and trained on, and one store holds one way of answering.
 #pragma once
 
 #include <set>
