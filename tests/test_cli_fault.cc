@@ -284,6 +284,21 @@ TEST_CASE("train stopped by SIGTERM goes on bit for bit", "[cli][fault]") {
   CHECK(file_bytes(out / "config.json") == file_bytes(whole / "config.json"));
 }
 
+TEST_CASE("an eval that is stopped ends between two tokens and writes no result", "[cli][fault]") {
+  const Bench b;
+  const auto drafter = b.make_drafter(b.make_store());
+  std::string task;
+  for (int i = 0; i < 400; ++i) task += R"({"turns": ["what is a bridge and why does it stand"]})" "\n";
+  Process run({"eval", "--target", b.target, "--drafter", drafter, "--data", b.scratch.put("task.jsonl", task), "--max-new-tokens", "1500", "--json", b.at("out.json"), "--threads", "1"});
+  ::usleep(700000);
+  const double start = now_s();
+  run.kill(SIGTERM);
+  const Ran ran = run.wait();
+  check_fails(ran, 75, {"stopped on request"});
+  CHECK(now_s() - start < 5);
+  CHECK_FALSE(fs::exists(b.at("out.json")));
+}
+
 TEST_CASE("train killed at any moment ends with the same drafter, whatever the threads", "[cli][fault]") {
   const Bench b(24, 16);
   const auto store = b.make_store(), one = b.at("one"), two = b.at("two"), out = b.at("out");

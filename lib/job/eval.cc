@@ -30,7 +30,7 @@ struct LoadedDrafter {
 };
 
 LoadedDrafter load(const fs::path& path, target::TargetModel& model, const target::TargetFiles& files, int64_t capacity) {
-  LoadedDrafter d{path, model::read_drafter(path), nullptr, nullptr};
+  LoadedDrafter d{path, open_drafter(path), nullptr, nullptr};
   require_fit(d.files, files);
   if (const std::string doubt = model::rotary_doubt(d.files.config); !doubt.empty()) log_warn("{}: {}; decoding as servers do", path.string(), doubt);
   d.drafter = std::make_unique<model::Drafter>(model.context(), d.files.config, model::DrafterOptions{.trainable = false});
@@ -62,11 +62,7 @@ std::vector<TaskPrompt> read_tasks(const EvalOptions& o) {
     int64_t n = 0;
     while (auto row = reader.next()) {
       if (o.limit > 0 && n >= o.limit) break;
-      std::string text;
-      if (row->kind == formats::Row::Kind::prompts) text = row->prompts.front();
-      else if (row->kind == formats::Row::Kind::conversation)
-        for (const auto& m : *row->messages)
-          if (text.empty() && m.value("role", "") == "user" && m.contains("content") && m.at("content").is_string()) text = m.at("content");
+      const std::string text = formats::first_user_turn(*row);
       DS_REQUIRE(!text.empty(), "{}: no user turn to answer", row->where);
       prompts.push_back({task, text});
       ++n;
@@ -104,9 +100,11 @@ void print_table(const std::string& name, const OrderedJson& j) {
   std::string line = "  accepted up to position ";
   for (const auto& v : j["prefix_acceptance"]) line += fmt::format(" {:.3f}", v.get<double>());
   fmt::print("{}\n", line);
-  if (j.contains("speedup"))
-    fmt::print("  {:.1f} tokens/s with, {:.1f} without drafting: {:.2f}x; drafting pays here above an accepted length of {:.2f}\n", j["tokens_per_s"].get<double>(), j["tokens_per_s_without"].get<double>(),
-               j["speedup"].get<double>(), j["break_even_length"].get<double>());
+  if (j.contains("speedup")) {
+    const double break_even = j["break_even_length"].get<double>();  // an accepted length is never below 1
+    fmt::print("  {:.1f} tokens/s with, {:.1f} without drafting: {:.2f}x; {}\n", j["tokens_per_s"].get<double>(), j["tokens_per_s_without"].get<double>(), j["speedup"].get<double>(),
+               break_even > 1 ? fmt::format("drafting pays here above an accepted length of {:.2f}", break_even) : "drafting pays here at any accepted length");
+  }
   if (j.contains("match_greedy")) fmt::print("  greedy output equals plain decoding on {} of {} prompts\n", j["match_greedy"].get<int64_t>(), j["prompts"].get<int64_t>());
 }
 
@@ -143,13 +141,14 @@ void run_eval(const EvalOptions& o) {
   if (o.temperature < 0) fail_usage("--temperature {}: 0 (greedy) or more", o.temperature);
   if (o.max_new_tokens < 1) fail_usage("--max-new-tokens {}: at least 1", o.max_new_tokens);
   const target::TargetFiles files(o.target);
-  for (const auto& path : o.drafters) require_fit(model::read_drafter(path), files);
+  for (const auto& path : o.drafters) require_fit(open_drafter(path), files);
   const auto tasks = o.data.empty() ? std::vector<TaskPrompt>{} : read_tasks(o);
   JsonLines json(o.common.json);
   auto backend = make_job_backend(o.common);
   if (o.common.dry_run) {
     log_info("dry run: {} drafters fit {}, {} prompts", o.drafters.size(), files.name(), tasks.size());
-    return;
+    json.write(OrderedJson{{"drafters", o.drafters.size()}, {"prompts", tasks.size()}});
+    return json.finish();
   }
   target::TargetModel model(backend->context(), files.config(), files.loader());
   std::vector<LoadedDrafter> drafters;

@@ -4,9 +4,16 @@
 
 #include "core/error.h"
 #include "core/log.h"
+#include "train/checkpoint.h"
 #include "train/plan_step.h"
 
 namespace dspark::job {
+
+model::DrafterFiles open_drafter(const fs::path& path) {
+  DS_REQUIRE(fs::exists(path / "config.json") || !train::has_checkpoint(path),
+             "{} is a run that has not finished, not yet a drafter: start its command again, or take one of its checkpoints in {}", path.string(), (path / "checkpoints").string());
+  return model::read_drafter(path);
+}
 
 void require_fit(const model::DrafterFiles& d, const target::TargetFiles& files) {
   const auto& c = d.config;

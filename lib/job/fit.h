@@ -8,6 +8,9 @@
 
 namespace dspark::job {
 
+// Reads a drafter's folder. Of a run that has not finished, which is none yet, the error says where its checkpoints are.
+model::DrafterFiles open_drafter(const fs::path& path);
+
 // Throws, with what the drafter says and what the target has, where it would decode wrongly instead of failing: widths, vocabulary,
 // tapped layers, tokenizer.
 void require_fit(const model::DrafterFiles& drafter, const target::TargetFiles& target);

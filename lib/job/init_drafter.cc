@@ -4,6 +4,7 @@
 
 #include "core/error.h"
 #include "core/log.h"
+#include "job/fit.h"
 #include "train/checkpoint.h"
 
 namespace dspark::job {
@@ -25,7 +26,7 @@ std::optional<InitDrafter> InitDrafter::open(const TrainOptions& o) {
   if (o.init.empty()) return std::nullopt;
   const bool gone = !fs::exists(o.init) && !o.out.empty() && train::has_checkpoint(o.out);
   const auto begun = gone ? train::newest_checkpoint(o.out) : std::nullopt;
-  return InitDrafter(o.init, read_drafter(begun ? begun->folder : o.init));
+  return InitDrafter(o.init, open_drafter(begun ? begun->folder : o.init));
 }
 
 void InitDrafter::check(const TrainOptions& o, const target::TargetFiles& target) {

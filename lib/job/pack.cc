@@ -57,7 +57,7 @@ OrderedJson describe(const DrafterFiles& d) {
 }  // namespace
 
 void run_pack(const PackOptions& o) {
-  DrafterFiles d = read_drafter(o.drafter);
+  DrafterFiles d = open_drafter(o.drafter);
   JsonLines json(o.json);
   if (o.inspect) {
     if (const std::string doubt = rotary_doubt(d.config); !doubt.empty()) log_warn("{}: {}", o.drafter.string(), doubt);

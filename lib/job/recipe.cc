@@ -55,7 +55,11 @@ void continue_drafter(Settings& s, TrainOptions& o) {
   // The target's width is not the drafter's choice.
   s.drafter("hidden", o.hidden, [](const C& c) { return c.own_embeddings() ? c.hidden : 0; });
   s.drafter("block", o.block, [](const C& c) { return c.block; });
-  s.drafter("layer-types", o.layer_types, [](const C& c) { return model::layer_type_names(c.layers); });
+  // Of layers that are all alike another number can be asked for.
+  s.drafter("layer-types", o.layer_types, [](const C& c) {
+    const bool alike = std::all_of(c.layers.begin(), c.layers.end(), [&](model::LayerType t) { return t == c.layers.front(); });
+    return model::layer_type_names(alike ? std::vector{c.layers.front()} : c.layers);
+  });
   s.drafter("window", o.window, [](const C& c) { return c.window; });
   s.drafter("window-rule", o.window_rule, [](const C& c) { return std::string(c.window_by_anchor ? "anchor" : "served"); });
   s.drafter("non-causal", o.non_causal, [](const C& c) { return !c.sliding_causal; });

@@ -73,8 +73,10 @@ void require_whole(const SampleSource& source) {
     if (p.tail) log_warn("{}: {} (the end of an extract that was stopped; all samples before it are whole)", path, p.text());
     else if (n++ == 0) first = &p;
   }
-  if (store && !store->complete()) log_warn("{}: not finished, extract was stopped or still runs; its {} samples so far are used", path, source.size());
-  if (n == 0) return;
+  if (n == 0) {
+    if (store && !store->complete()) log_warn("{}: not finished, extract was stopped or still runs; its {} samples so far are used", path, source.size());
+    return;
+  }
   const std::string more = n > 1 ? fmt::format(" (and {} more)", n - 1) : "";
   DS_REQUIRE(store, "{} is damaged: {}{}; mend or take away what is not whole", path, first->text(), more);
   fail("{} is damaged: {}{}; the same extract run again mends it, or `dspark extract --merge {} --out NEW` keeps what is whole; `--verify {}` lists all damage", path, first->text(), more, path, path);

@@ -152,8 +152,12 @@ void run_train(const TrainOptions& given) {
   std::optional<InitDrafter> init = InitDrafter::open(o);
   const std::vector<Setting> settings = apply_recipe(o, init ? &init->config() : nullptr);
   if (o.print_config) {
-    for (const Setting& s : settings) fmt::print("{:<20} {:<24} {}\n", s.name, s.value.empty() ? "-" : s.value, s.source);
-    return;
+    JsonLines json(o.common.json);
+    for (const Setting& s : settings) {
+      json.write(OrderedJson{{"option", s.name}, {"value", s.value}, {"from", s.source}});
+      if (o.common.json != "-") fmt::print("{:<20} {:<24} {}\n", s.name, s.value.empty() ? "-" : s.value, s.source);
+    }
+    return json.finish();
   }
   if (o.plan && !o.planning.shape.empty()) adopt_shape(o);
   check_options(o);
@@ -166,6 +170,8 @@ void run_train(const TrainOptions& given) {
   const train::Dataset data(open_stores(o, files), o.val_fraction, o.common.seed, o.store_weights);
   const auto& identity = data.identity();
   const bool apply_norm = identity.last_state == formats::LastState::pre_norm;
+  if (o.val_fraction > 0 && data.validation().empty())
+    log_warn("--val-fraction {}: none of the {} documents came to it; nothing is validated (documents go by whole conversations, drawn by the seed)", o.val_fraction, data.training().size());
   if (init) init->check(o, files);
   const std::vector<TapLayer> taps = choose_taps(o, init, identity.taps, files.config().layers);
   const std::vector<int32_t> kept = choose_vocabulary(o, init, data, files);
@@ -186,6 +192,10 @@ void run_train(const TrainOptions& given) {
   if (o.common.dry_run) {
     const auto plan = train::plan_step(config, objective, apply_norm, parse_precision(o.common.precision),
                                        train::largest_row(config, data, pack_options(o)));
+    JsonLines json(o.common.json);
+    json.write(OrderedJson{{"weight_bytes", plan.weight_bytes}, {"arena_bytes", plan.arena_bytes}, {"flops", plan.counts.flops}, {"steps", steps}});
+    json.finish();
+    if (o.common.json == "-") return;
     fmt::print("weights, masters, gradients  {:>12}\narena of the largest row     {:>12}\nFLOPs of that row            {:>12.4g}\nsteps                        {:>12}\n",
                format_bytes(static_cast<double>(plan.weight_bytes)), format_bytes(static_cast<double>(plan.arena_bytes)), plan.counts.flops, steps);
     return;

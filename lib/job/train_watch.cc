@@ -53,9 +53,15 @@ void TrainWatch::step(const train::StepRecord& r) {
   const bool train = r.phase == "train";
   if (!train && r.step < r.total) write_page_or_warn(fmt::format("running, step {} of {}", r.step, r.total));
   // A line a step; fewer when steps are fast and nobody watches.
-  if (train && r.step != 1 && r.step != r.total && now_s() - last_line_ <= 1) return;
   const double a_step = (now_s() - start_) / static_cast<double>(std::max<int64_t>(1, r.step - first_step_));
-  log_info("{}", record_line(r, a_step * static_cast<double>(r.total - r.step)));
+  unsaid_ = record_line(r, a_step * static_cast<double>(r.total - r.step));
+  if (train && r.step != 1 && r.step != r.total && now_s() - last_line_ <= 1) return;
+  say_last();
+}
+
+void TrainWatch::say_last() {
+  if (!unsaid_.empty()) log_info("{}", unsaid_);
+  unsaid_.clear();
   last_line_ = now_s();
 }
 
@@ -89,9 +95,11 @@ train::TrainerResult TrainWatch::run(train::Trainer& trainer) {
 }
 
 void TrainWatch::finish(const train::TrainerResult& result) {
-  if (result.stopped) return write_page_or_warn(fmt::format("stopped after step {}; the same command goes on", result.steps));
-  write_page("complete");
+  say_last();
+  if (result.stopped) write_page_or_warn(fmt::format("stopped after step {}; the same command goes on", result.steps));
+  else write_page("complete");
   if (report_) log_info("report in {}", options_.report.string());
+  if (result.stopped) return;
   DS_REQUIRE(json_lost_.empty(), "the drafter in {} is complete, its --json is not: {}; all steps are in {}", options_.out.string(), json_lost_, (options_.out / "history.jsonl").string());
 }
 

@@ -30,6 +30,7 @@ class TrainWatch {
   void finish(const train::TrainerResult& result);  // the page; a stopped run is not failed here
 
  private:
+  void say_last();  // the last step's line, unless it was said
   void write_json(const OrderedJson& record);
   void write_page(const std::string& status);  // nothing without --report
   void write_events(const OrderedJson& record);
@@ -44,6 +45,7 @@ class TrainWatch {
   std::unique_ptr<formats::EventWriter> events_;
   std::unique_ptr<TrainReport> report_;
   std::string json_lost_;  // why, if it ended early
+  std::string unsaid_;     // the last step's line, left out since steps are fast
   int64_t first_step_;
   double start_, last_line_ = 0;
 };
