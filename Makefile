@@ -38,7 +38,7 @@ model: deps
 test: build model
 	@cd $(BUILD) && ctest --output-on-failure --timeout $(TEST_SECONDS)
 
-# Packed drafters in the real speculators: a Python environment in the cache folder (5 GB, from PyPI), made by the first run.
+# Packed drafters in the real speculators: a Python environment in the cache folder (3 GB from PyPI, 6 GB on disk), made by the first run.
 test-peers: build model
 	@cache="$$(tests/peers/setup.sh)" && "$$cache/venv/bin/python" tests/peers/check.py --dspark $(BUILD)/dspark \
 	  --tests $(BUILD)/dspark_tests --target "$$(third_party/fetch_model.sh)" --cache "$$cache" --out $(BUILD)/peers
