@@ -7,8 +7,15 @@
 #include <string>
 #include <vector>
 
+// A sanitizer's build takes several times the time and the memory.
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+inline constexpr bool kSanitized = true;
+#else
+inline constexpr bool kSanitized = false;
+#endif
+
 struct RunOptions {
-  double timeout_s = 60;           // then SIGKILL, and `timed_out`
+  double timeout_s = kSanitized ? 600 : 60;  // then SIGKILL, and `timed_out`
   long file_limit = -1;            // RLIMIT_FSIZE in bytes: what a full disk does, without one
   bool without_override = false;   // root, too, is bound by permissions (CAP_DAC_OVERRIDE dropped)
   std::string stdout_to;           // a device instead of a file; Ran::out is empty then. "-": closed

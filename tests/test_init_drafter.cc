@@ -111,6 +111,11 @@ TEST_CASE("what does not fit a new target is named with both shapes, or starts n
     require_ok(train({"--layers", "2", "--init-partial"}));
     CHECK(values(first.at("out"), "layers.0.mlp.up_proj.weight") == old("layers.0.mlp.up_proj.weight"));
     CHECK(read_drafter(first.at("out")).config.n_layers() == 2);
+    // Its two layers are alike: another number of them asks for no layer types.
+    const auto three = [&](Bench::Arguments more) { return dspark_run(first.train(first.at("store"), first.at("three"), 1, with({"--init", first.at("out"), "--layers", "3"}, more))); };
+    check_fails(three({}), 1, {"11 of its tensors", "layers.2."});
+    require_ok(three({"--init-partial"}));
+    CHECK(read_drafter(first.at("three")).config.n_layers() == 3);
   }
 }
 

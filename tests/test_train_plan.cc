@@ -37,7 +37,7 @@ double flops_of(const OrderedJson& plan, const std::string& part, bool backward)
 
 TEST_CASE("the Kimi-K3 drafter is planned to the last parameter, in no memory", "[plan][cli]") {
   const OrderedJson plan = planned({"--shape", "kimi-k3", "--machine", "gb300", "--optimizer", "muon", "--ranks", "16", "--steps", "1000", "--price", "2"});
-  CHECK(plan["peak_rss_bytes"].get<int64_t>() < int64_t{400} << 20);  // its weights alone are 9 GiB; room for a sanitizer's build
+  CHECK(plan["peak_rss_bytes"].get<int64_t>() < int64_t{kSanitized ? 1024 : 256} << 20);  // its weights alone are 9 GiB
   CHECK(plan["parameters"]["total"] == 4744900481);
   CHECK(plan["parameters"]["trainable"] == 2396090241);
   // By hand (T = A B = 8192, products 2 m n k): fc 4.209, context k|v 1.203, layers 33.672, logits 19.241 each, W2 0.687 TFLOP.
