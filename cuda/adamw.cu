@@ -9,7 +9,7 @@ DS_KERNEL void DS_THREADS(kBlock) adamw_kernel(AdamWStep a) {
   const float grad_scale = load(a.scalars + kStepGradScale) * load(a.scalars + kStepClip);
   const float bias1 = load(a.scalars + kStepBias1), bias2 = load(a.scalars + kStepBias2);
   const double rate = static_cast<double>(load(a.scalars + kStepLr)) * a.lr_factor;
-  const auto lr = static_cast<float>(rate), keep = static_cast<float>(1 - rate * a.weight_decay);
+  const auto lr = static_cast<float>(rate), decay = static_cast<float>(rate * a.weight_decay);
   for_chunks(a.master.rows, a.master.cols, [&](int64_t row, int64_t col) {
     float p[kChunk], m[kChunk], v[kChunk], g[kChunk];
     load_chunk(p, a.master, row, col);
@@ -21,7 +21,8 @@ DS_KERNEL void DS_THREADS(kBlock) adamw_kernel(AdamWStep a) {
       const float gradient = g[i] * grad_scale;
       m[i] = a.beta1 * m[i] + a.one_minus_beta1 * gradient;
       v[i] = a.beta2 * v[i] + a.one_minus_beta2 * (gradient * gradient);
-      p[i] = p[i] * keep - lr * (m[i] / bias1) / (sqrtf(v[i] / bias2) + a.eps);
+      const float update = lr * (m[i] / bias1) / (sqrtf(v[i] / bias2) + a.eps);
+      p[i] = p[i] - (decay * p[i] + update);  // rounded once at the weight's size
     }
     store_chunk(m, a.m, row, col);
     store_chunk(v, a.v, row, col);

@@ -103,13 +103,13 @@ DS_KERNEL void DS_THREADS(kBlock) scale_rows_kernel(Matrix x, const float* facto
 DS_KERNEL void DS_THREADS(kBlock) muon_apply_kernel(MuonStep a) {
   if (load(a.scalars + kStepFinite) == 0.0f) return;
   const double rate = static_cast<double>(load(a.scalars + kStepLr)) * a.lr_factor;
-  const auto keep = static_cast<float>(1 - rate * a.weight_decay), size = static_cast<float>(rate * a.size);
+  const auto decay = static_cast<float>(rate * a.weight_decay), size = static_cast<float>(rate * a.size);
   const bool transposed = a.master.rows > a.master.cols;
   through_tile(
       a.x.rows, a.x.cols, transposed, [&](int64_t i, int64_t j) { return load(element(a.x, i, j)); },
       [&](int64_t i, int64_t j, float x) {
         const int64_t r = transposed ? j : i, c = transposed ? i : j;
-        const float p = load(element(a.master, r, c)) * keep - size * x;
+        const float old = load(element(a.master, r, c)), p = old - (decay * old + size * x);  // rounded once at the weight's size
         store(element(a.master, r, c), p);
         if (!a.value) return;
         if (a.value.half) store(static_cast<bf16*>(a.value.data) + r * a.value.stride + c, narrow(p));

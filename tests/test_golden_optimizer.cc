@@ -107,9 +107,10 @@ TEST_CASE("AdamW and Muon runs agree with the public trainers", "[golden][train]
 }
 
 TEST_CASE("AdamW steps agree with the public trainers", "[golden][train]") {
-  BackendOptions cpu, ref;
-  cpu.precision = Precision::bf16;
+  BackendOptions cpu, ref, emulated;  // the last one: cuda (tests/test_cuda_train.cc)
+  cpu.precision = emulated.precision = Precision::bf16;
   ref.device = "ref", ref.precision = Precision::fp64;
+  emulated.device = "emulated";
   int n = 0;
   for (const Case& c : cases("optimizer")) {
     const Json d = description(c);
@@ -120,7 +121,8 @@ TEST_CASE("AdamW steps agree with the public trainers", "[golden][train]") {
     }
     const auto lr = config.at("lr_used_per_step").get<std::vector<double>>();
     const double beta1 = config.at("betas")[0], beta2 = config.at("betas")[1];
-    for (const BackendOptions& options : {cpu, ref}) {
+    for (const BackendOptions& options : {cpu, ref, emulated}) {
+      if (options.device == "emulated" && !is_registered_backend("emulated")) continue;
       const auto backend = make_backend(options);
       Context& ctx = backend->context();
       const DType acc = ctx.acc_dtype();
