@@ -6,9 +6,14 @@
 namespace dspark::cuda {
 namespace {
 
-constexpr int kTasks = 4;       // warps of a block
-constexpr int kOwnKeys = 16 * kTasks;  // keys of a block of the second direction
-constexpr int kQueries = 32;    // query rows it takes at a time
+constexpr int kQueries = 32;  // query rows that the second direction takes at a time
+
+// How a block is made up. Tasks of 16 query rows, or of 16 keys, as many as shared memory has room for. d_k and d_v of a head over 128
+// are more than a thread has registers for: there two warps share a task, each has half of the columns.
+template <typename T, int kHd>
+struct Blocks {
+  static constexpr int kTasks = sizeof(T) == 4 && kHd > 128 ? 2 : 4, kOwnKeys = 16 * kTasks, kShares = kHd > 128 ? 2 : 1, kCols = kHd / kShares;
+};
 
 DS_KERNEL void DS_THREADS(kBlock) anchor_delta_kernel(AnchorArgs a) {
   const int64_t pairs = a.q.rows * a.heads;
@@ -30,8 +35,8 @@ DS_KERNEL void DS_THREADS(kBlock) anchor_delta_kernel(AnchorArgs a) {
 
 // d_q.
 template <typename T, int kHd>
-DS_KERNEL void DS_THREADS_ALONE(kTasks* kWarp) anchor_dq_kernel(AnchorArgs a) {
-  constexpr int kPitch = kHd + 8, kRows = 16 * kTasks, kBytes = static_cast<int>(sizeof(T));
+DS_KERNEL void DS_THREADS_ALONE((Blocks<T, kHd>::kTasks * kWarp)) anchor_dq_kernel(AnchorArgs a) {
+  constexpr int kTasks = Blocks<T, kHd>::kTasks, kPitch = kHd + 8, kRows = 16 * kTasks, kBytes = static_cast<int>(sizeof(T));
   const Shared<T> q(0, kRows * kPitch), d_out(kRows * kPitch * kBytes, kRows * kPitch), k(2 * kRows * kPitch * kBytes, kKeys * kPitch),
       v((2 * kRows + kKeys) * kPitch * kBytes, kKeys * kPitch);
   const AnchorTasks<kTasks> tasks(a);
@@ -75,8 +80,9 @@ DS_KERNEL void DS_THREADS_ALONE(kTasks* kWarp) anchor_dq_kernel(AnchorArgs a) {
 
 // d_k and d_v of kOwnKeys keys, 16 a warp: context rows (blocks [0, context_blocks) of the grid), or the keys of one anchor's block.
 template <typename T, int kHd>
-DS_KERNEL void DS_THREADS_ALONE(kTasks* kWarp) anchor_dkv_kernel(AnchorArgs a, int context_blocks) {
-  constexpr int kPitch = kHd + 8, kBytes = static_cast<int>(sizeof(T));
+DS_KERNEL void DS_THREADS_ALONE((Blocks<T, kHd>::kTasks * Blocks<T, kHd>::kShares * kWarp)) anchor_dkv_kernel(AnchorArgs a, int context_blocks) {
+  using B = Blocks<T, kHd>;
+  constexpr int kOwnKeys = B::kOwnKeys, kPitch = kHd + 8, kBytes = static_cast<int>(sizeof(T));
   const Shared<T> k(0, kOwnKeys * kPitch), v(kOwnKeys * kPitch * kBytes, kOwnKeys * kPitch), q(2 * kOwnKeys * kPitch * kBytes, kQueries * kPitch),
       d_out((2 * kOwnKeys + kQueries) * kPitch * kBytes, kQueries * kPitch);
   const Shared<float> lse((2 * kOwnKeys + 2 * kQueries) * kPitch * kBytes, kQueries), delta((2 * kOwnKeys + 2 * kQueries) * kPitch * kBytes + kQueries * 4, kQueries);
@@ -91,7 +97,8 @@ DS_KERNEL void DS_THREADS_ALONE(kTasks* kWarp) anchor_dkv_kernel(AnchorArgs a, i
   load_tile<T, kHd>(k, kOwnKeys, context ? a.k_ctx : a.k_block, a.head_dim, place);
   load_tile<T, kHd>(v, kOwnKeys, context ? a.v_ctx : a.v_block, a.head_dim, place);
 
-  float d_k[kHd / 8][4] = {}, d_v[kHd / 8][4] = {};
+  const int own = warp() % B::kTasks * 16, col0 = warp() / B::kTasks * B::kCols;  // this warp's keys and columns
+  float d_k[B::kCols / 8][4] = {}, d_v[B::kCols / 8][4] = {};
   const int begin = context ? bisect_anchors(a, [&](const AnchorView& v) { return v.end > first; }) : own_anchor;
   const int stop = context ? bisect_anchors(a, [&](const AnchorView& v) { return v.begin >= first + kOwnKeys; }) : own_anchor + 1;
   for (int n = begin; n < stop; ++n) {
@@ -111,30 +118,30 @@ DS_KERNEL void DS_THREADS_ALONE(kTasks* kWarp) anchor_dkv_kernel(AnchorArgs a, i
       sync_block();
       for (int row0 = 0; row0 < kQueries && r0 + row0 < rows; row0 += 16) {
         float s[2][4] = {}, d[2][4] = {};  // [16 keys, 16 query rows]
-        rows_times_rows<T, kHd>(s, k, warp() * 16, q, row0);
-        rows_times_rows<T, kHd>(d, v, warp() * 16, d_out, row0);
+        rows_times_rows<T, kHd>(s, k, own, q, row0);
+        rows_times_rows<T, kHd>(d, v, own, d_out, row0);
         DS_UNROLL
         for (int j = 0; j < 2; ++j)
           DS_UNROLL
           for (int i = 0; i < 4; ++i) {
-            const int r = row0 + 8 * j + 2 * (lane() % 4) + i % 2, slot = (r0 + r) % a.block, key = first + warp() * 16 + lane() / 4 + 8 * (i / 2);
+            const int r = row0 + 8 * j + 2 * (lane() % 4) + i % 2, slot = (r0 + r) % a.block, key = first + own + lane() / 4 + 8 * (i / 2);
             const bool seen = r0 + r < rows && (context ? sees_context(a, view, slot, key) : sees_block(a, slot, key));
             s[j][i] = seen ? expf(s[j][i] * a.scale - lse[r]) : 0.0f;
             d[j][i] = a.scale * s[j][i] * (d[j][i] - delta[r]);
           }
-        weights_times_rows<T, kHd>(d_v, s, d_out, row0);
-        weights_times_rows<T, kHd>(d_k, d, q, row0);
+        weights_times_rows<T, kHd, B::kCols>(d_v, s, d_out, row0, col0);
+        weights_times_rows<T, kHd, B::kCols>(d_k, d, q, row0, col0);
       }
     }
   }
   const Matrix &to_k = context ? a.d_k_ctx : a.d_k_block, &to_v = context ? a.d_v_ctx : a.d_v_block;
   DS_UNROLL
   for (int i = 0; i < 4; ++i) {
-    const Place p = place(warp() * 16 + lane() / 4 + 8 * (i / 2));
+    const Place p = place(own + lane() / 4 + 8 * (i / 2));
     if (p.row < 0) continue;
     DS_UNROLL
-    for (int c = 0; c < kHd / 8; ++c) {
-      const int col = 8 * c + 2 * (lane() % 4) + i % 2;
+    for (int c = 0; c < B::kCols / 8; ++c) {
+      const int col = col0 + 8 * c + 2 * (lane() % 4) + i % 2;
       if (col >= a.head_dim) continue;
       store_element(to_k, p.row, p.col + col, d_k[c][i]);
       store_element(to_v, p.row, p.col + col, d_v[c][i]);
@@ -145,13 +152,15 @@ DS_KERNEL void DS_THREADS_ALONE(kTasks* kWarp) anchor_dkv_kernel(AnchorArgs a, i
 template <typename T>
 void run(Stream stream, const AnchorArgs& a) {
   const auto kv_heads = static_cast<unsigned>(a.kv_heads);
-  const auto context_blocks = static_cast<int>((a.k_ctx.rows + kOwnKeys - 1) / kOwnKeys);
-  const auto key_blocks = static_cast<unsigned>(context_blocks + a.anchors * ((a.block + kOwnKeys - 1) / kOwnKeys));
   by_head_size(a.head_dim, [&](auto size) {
     constexpr int kHd = decltype(size)::value, kRowBytes = (kHd + 8) * static_cast<int>(sizeof(T));
-    if (a.anchors > 0) launch(stream, {task_blocks(a, kTasks), kv_heads}, {kTasks * kWarp}, (2 * 16 * kTasks + 2 * kKeys) * kRowBytes, anchor_dq_kernel<T, kHd>, a);
+    using B = Blocks<T, kHd>;
+    const auto context_blocks = static_cast<int>((a.k_ctx.rows + B::kOwnKeys - 1) / B::kOwnKeys);
+    const auto key_blocks = static_cast<unsigned>(context_blocks + a.anchors * ((a.block + B::kOwnKeys - 1) / B::kOwnKeys));
+    if (a.anchors > 0) launch(stream, {task_blocks(a, B::kTasks), kv_heads}, {B::kTasks * kWarp}, (2 * 16 * B::kTasks + 2 * kKeys) * kRowBytes, anchor_dq_kernel<T, kHd>, a);
     if (key_blocks > 0)
-      launch(stream, {key_blocks, kv_heads}, {kTasks * kWarp}, (2 * kOwnKeys + 2 * kQueries) * kRowBytes + 2 * kQueries * 4, anchor_dkv_kernel<T, kHd>, a, context_blocks);
+      launch(stream, {key_blocks, kv_heads}, {B::kTasks * B::kShares * kWarp}, (2 * B::kOwnKeys + 2 * kQueries) * kRowBytes + 2 * kQueries * 4, anchor_dkv_kernel<T, kHd>, a,
+             context_blocks);
   });
 }
 

@@ -56,15 +56,15 @@ DS_DEVICE void rows_times_rows(float (&s)[2][4], Shared<T> a, int row, Shared<T>
     Mma<T>::mma(s[1], fa, fb[1]);
   }
 }
-// out [kHd / 8][4] += p (16 x 16, as rows_times_rows leaves it, rounded to T) times b's rows [key, +16).
-template <typename T, int kHd>
-DS_DEVICE void weights_times_rows(float (&out)[kHd / 8][4], const float (&p)[2][4], Shared<T> b, int key) {
+// out [kCols / 8][4] += p (16 x 16, as rows_times_rows leaves it, rounded to T) times b's rows [key, +16), columns [col0, +kCols).
+template <typename T, int kHd, int kCols = kHd>
+DS_DEVICE void weights_times_rows(float (&out)[kCols / 8][4], const float (&p)[2][4], Shared<T> b, int key, int col0 = 0) {
   typename Mma<T>::A fa;
   Mma<T>::from_c(fa, p[0], p[1]);
   DS_UNROLL
-  for (int c = 0; c < kHd; c += 16) {
+  for (int c = 0; c < kCols; c += 16) {
     typename Mma<T>::B fb[2];
-    Mma<T>::load_b_transposed(fb, b, key, c, kHd + 8);
+    Mma<T>::load_b_transposed(fb, b, key, col0 + c, kHd + 8);
     Mma<T>::mma(out[c / 8], fa, fb[0]);
     Mma<T>::mma(out[c / 8 + 1], fa, fb[1]);
   }
@@ -142,7 +142,9 @@ template <typename F>
 void by_head_size(int head_dim, const F& f) {
   if (head_dim <= 16) f(HeadSize<16>{});
   else if (head_dim <= 64) f(HeadSize<64>{});
-  else f(HeadSize<128>{});
+  else if (head_dim <= 128) f(HeadSize<128>{});
+  else f(HeadSize<256>{});
+  static_assert(kMaxHeadDim == 256);
 }
 
 }  // namespace dspark::cuda

@@ -155,7 +155,7 @@ void loss_conf_logits(Stream stream, float* d_logit, const float* slot_out, int6
 void add_outer(Stream stream, Matrix y, const float* d, Matrix w);
 
 // anchor_attention.cu, anchor_attention_backward.cu. Matrices: heads of head_dim (at most kMaxHeadDim) columns side by side.
-constexpr int kMaxHeadDim = 128;
+constexpr int kMaxHeadDim = 256;
 struct AnchorArgs {
   Matrix out, lse, q, k_ctx, v_ctx, k_block, v_block;
   Matrix d_out, d_q, d_k_ctx, d_v_ctx, d_k_block, d_v_block;  // of the backward
@@ -177,7 +177,8 @@ struct CacheArgs {
   bool in_bf16 = false;
   float scale = 1;
 };
-void cache_attention(Stream stream, const CacheArgs& a);
+// Partial results go to scratch where they fit and pay; what it holds changes no bit.
+void cache_attention(Stream stream, const CacheArgs& a, Scratch scratch);
 
 // token_probs.cu, sample_tokens.cu, verify_block.cu
 struct ProbsArgs {

@@ -129,7 +129,8 @@ void CudaOps::cache_attention(Context&, const CacheAttention& a) {
   bool in_bf16 = true;
   for (const Tensor* t : {&a.q, &a.k_cache, &a.v_cache}) in_bf16 = in_bf16 && t->dtype == DType::bf16;
   cuda::cache_attention(stream(), {heads(a.out), heads(a.q), heads(a.k_cache), heads(a.v_cache), a.first, static_cast<int>(a.window), static_cast<int>(a.q.cols / a.head_dim),
-                                   static_cast<int>(a.k_cache.cols / a.head_dim), static_cast<int>(a.head_dim), in_bf16, static_cast<float>(a.scale)});
+                                   static_cast<int>(a.k_cache.cols / a.head_dim), static_cast<int>(a.head_dim), in_bf16, static_cast<float>(a.scale)},
+                        scratch_);
 }
 void CudaOps::token_probs(Context&, const TokenProbs& a) {
   cuda::token_probs(stream(), {mat(a.probs), mat(a.logits), a.params.temperature, a.params.top_p, a.params.min_p, a.params.top_k});

@@ -124,6 +124,8 @@ void add_attention_cases(OpCases& cases) {
       {"causal in the block, no window", 7, 2, 1, 8, {6}, {2}, {.block = 5, .causal_in_block = true}},
       {"a context one over 64, odd head size", 130, 3, 1, 10, {65, 129}, {0, 64}, {.block = 7}},
       {"head size 64, block 16", 33, 2, 1, 64, {1, 32}, {0, 0}, {.block = 16}},
+      {"heads of 200 columns, sliding", 40, 2, 1, 200, {3, 9, 36, 39, -1}, {0, 0, 10, 10, 0}, {.block = 5, .window = 6, .causal_in_block = true}},
+      {"heads of 256 columns, a context one over 64", 66, 2, 2, 256, {65}, {0}, {.block = 9}},
       {"many anchors on one row", 6, 2, 1, 8, {4, 4, 4, 4, 4, 4, 4, 4, 4}, {0, 0, 0, 0, 0, 0, 0, 0, 0}, {.block = 2}},
   };
   for (const AnchorShape& s : shapes) {
@@ -141,6 +143,9 @@ void add_attention_cases(OpCases& cases) {
                               {5, 3, 9, 2, 2, 2, 8},
                               {4, 0, 5, 1, 2, 1, 8},
                               {9, 60, 80, 0, 3, 1, 64},
+                              {3, 33, 36, 0, 2, 1, 256},
+                              {3, 1022, 1026, 0, 2, 1, 16},
+                              {3, 1023, 1026, 600, 2, 1, 8},
                               {9, 125, 134, 33, 3, 3, 10}}) {
     const std::string name = fmt::format("{} rows after {}, window {}, {}/{} heads of {}", s.n, s.first, s.window,
                                          s.heads, s.kv_heads, s.head_dim);
