@@ -33,6 +33,15 @@ void copy(Stream stream, Matrix dst, Matrix src);
 // Every element of element_bytes (1, 2, 4, 8) becomes the low bytes of `pattern`.
 void fill(Stream stream, void* data, int64_t rows, int64_t cols, int64_t stride, int element_bytes, uint64_t pattern);
 
+// add_noise.cu: x[r, c] += amount (2 u - 1) with u = Rng(seed, stream, substream).uniform(r * cols + c) (core/rng.h): to the bit what the
+// host adds to taps.
+struct NoiseSeed {
+  uint64_t seed = 0;
+  uint32_t stream = 0;
+  uint64_t substream = 0;
+};
+void add_noise(Stream stream, Matrix x, double amount, const NoiseSeed& seed);
+
 // gather_rows.cu, scatter_rows.cu, scatter_add_rows.cu
 void gather_rows(Stream stream, Matrix dst, Matrix table, const int32_t* index);
 void scatter_rows(Stream stream, Matrix dst, Matrix src, const int32_t* index);

@@ -131,4 +131,30 @@ TEST_CASE("AdamW on the cuda backend rounds a decayed weight once", "[cuda]") {
   CHECK(worst <= 0.5);
 }
 
+TEST_CASE("noise made on the device is the noise the host makes", "[cuda]") {
+  emulation::set_seed(33);
+  for (const bool half : {true, false})
+    for (const auto& [rows, cols, stride] : {std::tuple<int64_t, int64_t, int64_t>{37, 24, 24}, {5, 11, 13}, {1, 1, 1}, {300, 8, 8}}) {
+      const Rng values(1, RngStream::test), rng(0x123456789abcdef0u, RngStream::noise, 0xfedcba9876543211u);
+      Memory memory;
+      const cuda::Matrix x = memory.matrix(half, rows, cols, stride, [&](int64_t r, int64_t c) { return values.normal(static_cast<uint64_t>(r * 100 + c)); });
+      const double amount = 0.05;
+      std::vector<float> want;
+      for (int64_t r = 0; r < rows; ++r)
+        for (int64_t c = 0; c < cols; ++c) {
+          const float before = half ? to_float(static_cast<const bf16*>(x.data)[r * stride + c]) : static_cast<const float*>(x.data)[r * stride + c];
+          want.push_back(before + static_cast<float>(amount * (2 * rng.uniform(static_cast<uint64_t>(r * cols + c)) - 1)));  // lib/train/data.cc
+        }
+      cuda::add_noise(memory.stream(), x, amount, {0x123456789abcdef0u, static_cast<uint32_t>(RngStream::noise), 0xfedcba9876543211u});
+      emulation::synchronize(memory.stream());
+      int64_t wrong = 0;
+      for (int64_t r = 0; r < rows; ++r)
+        for (int64_t c = 0; c < cols; ++c) {
+          const float w = want[static_cast<size_t>(r * cols + c)];
+          wrong += half ? static_cast<const bf16*>(x.data)[r * stride + c].bits != to_bf16(w).bits : static_cast<const float*>(x.data)[r * stride + c] != w;
+        }
+      CHECK(wrong == 0);
+    }
+}
+
 }  // namespace dspark::test
