@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <charconv>
+#include <string_view>
 
 #include "core/error.h"
 #include "model/backend_access.h"
@@ -191,6 +192,19 @@ model::Event CudaDevice::record(Queue q) {
   return {next_id_++};
 }
 
+double CudaDevice::time(const std::function<void()>& work) {
+  void* events[2] = {};
+  for (void*& e : events) check(driver_, driver_.cuEventCreate(&e, 0), "make an event");
+  check(driver_, driver_.cuEventRecord(events[0], stream(Queue::compute)), "record an event");
+  work();
+  check(driver_, driver_.cuEventRecord(events[1], stream(Queue::compute)), "record an event");
+  check(driver_, driver_.cuEventSynchronize(events[1]), "wait for the GPU");
+  float ms = 0;
+  check(driver_, driver_.cuEventElapsedTime_v2(&ms, events[0], events[1]), "measure a time");
+  for (void* e : events) driver_.cuEventDestroy_v2(e);
+  return ms;
+}
+
 void* CudaDevice::find(model::Event e) {
   for (const Live& l : live_)
     if (l.id == e.id) return l.event;
@@ -209,12 +223,16 @@ void CudaDevice::synchronize(model::Event e) {
 
 namespace {
 
+constexpr std::string_view kMeasure = "measure";
+
 class CudaBackend final : public model::Backend {
  public:
-  CudaBackend(const Driver& driver, const BlasApi& blas, int ordinal, model::Precision precision)
-      : precision_(precision), device_(driver, ordinal, precision == model::Precision::bf16 ? DType::bf16 : DType::f32), ops_(device_, blas), context_(ops_, device_) {}
+  CudaBackend(const Driver& driver, const BlasApi& blas, int ordinal, const model::BackendOptions& o)
+      : precision_(o.precision), device_(driver, ordinal, o.precision == model::Precision::bf16 ? DType::bf16 : DType::f32),
+        ops_(device_, blas, {o.gemm_choices, o.cpu_kernel == kMeasure}), context_(ops_, device_) {}
   ~CudaBackend() override { device_.synchronize(device_.record(Queue::compute)); }
   model::Context& context() override { return context_; }
+  const std::vector<model::GemmChoice>& gemm_choices() const override { return ops_.choices(); }
   std::string describe() const override { return fmt::format("{} {}, {}", device_.name(), precision_ == model::Precision::bf16 ? "bf16" : "fp32", device_.describe()); }
 
  private:
@@ -236,8 +254,9 @@ int ordinal_of(const std::string& device) {
 }  // namespace
 
 std::unique_ptr<model::Backend> make_backend_on(const model::BackendOptions& options, const Driver& driver, const BlasApi& blas) {
+  DS_REQUIRE(options.cpu_kernel == "auto" || options.cpu_kernel == kMeasure, "--cpu-kernel {}: the cuda backend has none of the CPU's", options.cpu_kernel);
   DS_REQUIRE(options.precision == model::Precision::bf16 || options.precision == model::Precision::fp32, "the cuda backend computes in bf16 or fp32; fp64 and complex numbers are the ref backend's");
-  return std::make_unique<CudaBackend>(driver, blas, ordinal_of(options.device), options.precision);
+  return std::make_unique<CudaBackend>(driver, blas, ordinal_of(options.device), options);
 }
 
 }  // namespace dspark::cuda

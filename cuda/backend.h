@@ -7,6 +7,7 @@
 #pragma once
 
 #include <deque>
+#include <functional>
 #include <memory>
 #include <mutex>
 #include <string>
@@ -14,6 +15,7 @@
 
 #include "cuda/blas.h"
 #include "cuda/driver.h"
+#include "model/backend_access.h"
 #include "model/backends.h"
 
 namespace dspark::cuda {
@@ -53,6 +55,8 @@ class CudaDevice final : public model::Device {
 
   Stream stream(model::Queue q) const { return streams_[static_cast<size_t>(q)]; }
   std::string describe() const;  // "NVIDIA H200, sm_90, 139.8 GiB"
+  // Milliseconds that the compute queue takes for what `work` enqueues. Waits; not for use inside a step.
+  double time(const std::function<void()>& work);
 
  private:
   struct Live {
@@ -71,23 +75,40 @@ class CudaDevice final : public model::Device {
   std::vector<void*> idle_events_;
 };
 
+// Device memory that goes with its owner, also when the owner could not be made whole.
+class DeviceMemory {
+ public:
+  DeviceMemory(CudaDevice& device, int64_t bytes) : device_(device), address_(device.allocate(bytes)), bytes_(bytes) {}
+  ~DeviceMemory() { device_.free(address_); }
+  DeviceMemory(const DeviceMemory&) = delete;
+  DeviceMemory& operator=(const DeviceMemory&) = delete;
+  Scratch scratch() const { return {model::BackendAccess::raw(address_), bytes_}; }
+
+ private:
+  CudaDevice& device_;
+  model::Address address_;
+  int64_t bytes_;
+};
+
 class CudaOps final : public model::Ops {
  public:
-  CudaOps(CudaDevice& device, const BlasApi& blas);
+  CudaOps(CudaDevice& device, const BlasApi& blas, const BlasOptions& options);
   ~CudaOps() override;
 #define DS_OVERRIDE(name, Args) void name(model::Context& ctx, const model::Args& a) override;
   DS_OPS(DS_OVERRIDE)
 #undef DS_OVERRIDE
+  const std::vector<model::GemmChoice>& choices() const { return blas_.choices(); }
 
  private:
   Stream stream() const { return device_.stream(model::Queue::compute); }
   CudaDevice& device_;
-  model::Address scratch_address_, workspace_address_;
+  DeviceMemory scratch_memory_, workspace_;
   Scratch scratch_;
   Blas blas_;
 };
 
-// On the functions given: what tests use. `options.device` is "cuda" or "cuda:N".
+// On the functions given: what tests use. `options.device` is "cuda" or "cuda:N"; `gemm_choices` are what another backend's gemm_choices()
+// said; `cpu_kernel` is "auto", or "measure" to time cuBLASLt's algorithms where no choice is given.
 std::unique_ptr<model::Backend> make_backend_on(const model::BackendOptions& options, const Driver& driver, const BlasApi& blas);
 
 }  // namespace dspark::cuda

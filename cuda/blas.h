@@ -1,59 +1,28 @@
 // Plain matrix products by cuBLASLt: bf16 or fp32 in, bf16 or fp32 out, fp32 sums, deterministic algorithms only.
 //
-// cuBLASLt's functions come as a table, like the driver's: loaded from libcublasLt.so at run time, or a fake that checks layouts,
-// alignment and workspace. cuBLASLt thinks in columns; a row-major matrix is its column-major transpose, so every product here is
-// asked for as D^T = op(B)^T op(A)^T.
+// cuBLASLt thinks in columns; a row-major matrix is its column-major transpose, so every product here is asked for as
+// D^T = op(B)^T op(A)^T.
+//
+// Which algorithm makes a product is part of a run's bits, so rows do not choose: there is one for each kind of product (Kind below),
+// whatever the number of rows, as model::GemmChoice wants it. It is the one that a table names; else, where measuring is asked for,
+// the fastest for the first product of its kind; else the first that cuBLASLt's heuristic gives for kUsualRows rows. An algorithm is
+// an opaque block of bytes that the library promises to take back in the same version: that is how choices are written down.
 #pragma once
 
 #include <compare>
 #include <cstddef>
 #include <cstdint>
 #include <map>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
 
+#include "cuda/blas_api.h"
 #include "cuda/kernels.h"
+#include "model/backends.h"
 
 namespace dspark::cuda {
-
-struct BlasAlgorithm {  // cublasLtMatmulAlgo_t
-  uint64_t data[8];
-};
-struct BlasHeuristic {  // cublasLtMatmulHeuristicResult_t
-  BlasAlgorithm algorithm;
-  size_t workspace_bytes;
-  int state;
-  float waves;
-  int reserved[4];
-};
-// cudaDataType_t, cublasComputeType_t, and the attributes' numbers.
-constexpr int kReal32 = 0, kReal16b = 14, kCompute32 = 68;
-constexpr int kDescTransA = 3, kDescTransB = 4;
-constexpr int kPreferWorkspace = 1, kPreferReductions = 3, kPreferAlignA = 5, kPreferAlignB = 6, kPreferAlignC = 7, kPreferAlignD = 8;
-
-#define DS_CUBLASLT(X)                                                                                                                   \
-  X(cublasLtCreate, (void** handle))                                                                                                     \
-  X(cublasLtDestroy, (void* handle))                                                                                                     \
-  X(cublasLtMatmulDescCreate, (void** desc, int compute, int scale_type))                                                                \
-  X(cublasLtMatmulDescSetAttribute, (void* desc, int attribute, const void* value, size_t bytes))                                        \
-  X(cublasLtMatmulDescDestroy, (void* desc))                                                                                             \
-  X(cublasLtMatrixLayoutCreate, (void** layout, int type, uint64_t rows, uint64_t cols, int64_t ld))                                     \
-  X(cublasLtMatrixLayoutDestroy, (void* layout))                                                                                         \
-  X(cublasLtMatmulPreferenceCreate, (void** preference))                                                                                 \
-  X(cublasLtMatmulPreferenceSetAttribute, (void* preference, int attribute, const void* value, size_t bytes))                            \
-  X(cublasLtMatmulPreferenceDestroy, (void* preference))                                                                                 \
-  X(cublasLtMatmulAlgoGetHeuristic,                                                                                                      \
-    (void* handle, void* desc, void* a, void* b, void* c, void* d, void* preference, int asked, BlasHeuristic* results, int* found))     \
-  X(cublasLtMatmul, (void* handle, void* desc, const void* alpha, const void* a, void* a_layout, const void* b, void* b_layout,          \
-                     const void* beta, const void* c, void* c_layout, void* d, void* d_layout, const BlasAlgorithm* algorithm,           \
-                     void* workspace, size_t workspace_bytes, void* stream))
-
-struct BlasApi {
-#define DS_POINTER(name, parameters) int(*name) parameters = nullptr;
-  DS_CUBLASLT(DS_POINTER)
-#undef DS_POINTER
-};
-
-// From libcublasLt.so.13. Throws an Error that names the file and version wanted.
-const BlasApi& nvidia_blas();
 
 // d [n, m] (+)= op(x) op(w) for row-major matrices: x is [n, k], or [k, n] and transposed; w is [k, m], or [m, k] and transposed.
 struct Product {
@@ -61,33 +30,59 @@ struct Product {
   bool transpose_x = false, transpose_w = false, add = false;
 };
 
+class CudaDevice;
+
+struct BlasOptions {
+  std::vector<model::GemmChoice> choices;  // of another run, to have its bits
+  bool measure = false;                    // where none is given
+};
+
 class Blas {
  public:
-  // The workspace is device memory, 256-byte aligned.
-  Blas(const BlasApi& api, Scratch workspace);
+  static constexpr int64_t kUsualRows = 1024;
+  // The workspace is device memory, 256-byte aligned. Throws for choices that were not made by this version of cuBLASLt.
+  Blas(const BlasApi& api, CudaDevice& device, Scratch workspace, const BlasOptions& options = {});
   ~Blas();
   Blas(const Blas&) = delete;
   Blas& operator=(const Blas&) = delete;
   void multiply(Stream stream, const Product& p);
+  // Of the kinds of product met so far, given ones and new ones, in the order they came.
+  const std::vector<model::GemmChoice>& choices() const { return choices_; }
 
  private:
-  // What a choice depends on; the algorithm is asked for once a key and kept.
-  struct Key {
-    int64_t n, m, k, ld_d, ld_x, ld_w;
+  // What an algorithm may depend on. `depth` is k, or the rows of d where x is transposed and k is rows.
+  struct Kind {
+    int64_t cols, depth;
     unsigned align_d, align_x, align_w;
     bool half_d, half_in, transpose_x, transpose_w, add;
+    auto operator<=>(const Kind&) const = default;
+  };
+  struct Key {
+    Kind kind;
+    int64_t rows, ld_d, ld_x, ld_w;  // rows: of x
     auto operator<=>(const Key&) const = default;
   };
-  struct Plan {
-    void *desc = nullptr, *x = nullptr, *w = nullptr, *d = nullptr;
-    BlasAlgorithm algorithm{};
-    size_t workspace_bytes = 0;
-  };
+  struct Layouts;
+  struct Plan;
+  std::unique_ptr<Layouts> layouts(const Key& key) const;
+  Key usual(const Kind& kind, int64_t rows) const;
+  // Its workspace, if the algorithm can make this product in the one there is.
+  std::optional<size_t> fits(const Layouts& l, const BlasAlgorithm& algorithm) const;
+  std::vector<BlasAlgorithm> candidates(const Kind& kind) const;
+  const BlasAlgorithm& choose(const Kind& kind, int64_t rows);
+  BlasAlgorithm fastest(const Kind& kind, int64_t rows, const std::vector<BlasAlgorithm>& among);
+  void run(Stream stream, const Plan& plan, const Product& p) const;
   const Plan& plan(const Key& key);
+
   const BlasApi& api_;
+  CudaDevice& device_;
   Scratch workspace_;
+  bool measure_;
   void* handle_ = nullptr;
-  std::map<Key, Plan> plans_;
+  std::string version_;
+  std::vector<model::GemmChoice> given_, choices_;
+  std::map<Kind, BlasAlgorithm> algorithms_;
+  std::map<Key, std::unique_ptr<Plan>> plans_;
 };
 
 }  // namespace dspark::cuda

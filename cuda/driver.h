@@ -56,6 +56,7 @@ constexpr int kComputeMajor = 75, kComputeMinor = 76;  // CUdevice_attribute
   X(cuEventRecord, (void* event, void* stream))                              \
   X(cuEventQuery, (void* event))                                             \
   X(cuEventSynchronize, (void* event))                                       \
+  X(cuEventElapsedTime_v2, (float* ms, void* start, void* end))              \
   X(cuLaunchHostFunc, (void* stream, void (*function)(void*), void* user))   \
   X(cuGetErrorString, (int error, const char** text))
 

@@ -37,19 +37,12 @@ RnnGates gates(const Tensor& pre) {
   return {mat(pre.col_range(0, r)), mat(pre.col_range(r, r)), mat(pre.col_range(2 * r, r))};
 }
 
-Scratch scratch_at(Address a, int64_t bytes) { return {BackendAccess::raw(a), bytes}; }
-
 }  // namespace
 
-CudaOps::CudaOps(CudaDevice& device, const BlasApi& blas)
-    : device_(device), scratch_address_(device.allocate(kScratchBytes)), workspace_address_(device.allocate(kWorkspaceBytes)),
-      scratch_(scratch_at(scratch_address_, kScratchBytes)), blas_(blas, scratch_at(workspace_address_, kWorkspaceBytes)) {}
+CudaOps::CudaOps(CudaDevice& device, const BlasApi& blas, const BlasOptions& options)
+    : device_(device), scratch_memory_(device, kScratchBytes), workspace_(device, kWorkspaceBytes), scratch_(scratch_memory_.scratch()), blas_(blas, device, workspace_.scratch(), options) {}
 
-CudaOps::~CudaOps() {
-  device_.synchronize(device_.record(Queue::compute));
-  device_.free(scratch_address_);
-  device_.free(workspace_address_);
-}
+CudaOps::~CudaOps() { device_.synchronize(device_.record(Queue::compute)); }
 
 // ---- moving ----------------------------------------------------------------------------------------------------------------
 

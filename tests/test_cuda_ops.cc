@@ -263,6 +263,9 @@ TEST_CASE("the fake cuBLASLt finds wrong layouts, alignment and workspace", "[cu
   CHECK_THROWS_WITH(multiply(a + 2, d, workspace, 1 << 16), Contains("B is not aligned to the 4 bytes"));
   CHECK_THROWS_WITH(multiply(a + 4, d, workspace, 1 << 16), Contains("outside every allocation"));
   CHECK_THROWS_WITH(multiply(a, d, workspace, 64), Contains("a workspace of 64 bytes"));
+  result.algorithm.data[1] = emulation::kSplitSums;
+  CHECK_THROWS_WITH(multiply(a, d, workspace, 1 << 16), Contains("no fixed order"));
+  result.algorithm.data[1] = emulation::kSlow;
   CHECK_THROWS_WITH(multiply(a, d, workspace + 16, 32768), Contains("a workspace of 32768 bytes at"));
   CHECK(multiply(a, d, workspace, 1 << 16) == 0);
   emulation::synchronize(stream);

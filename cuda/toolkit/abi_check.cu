@@ -1,11 +1,11 @@
-// Holds cuda/driver.h's and cuda/blas.h's types and numbers against the toolkit's headers. Compiled with the kernels; no code.
+// Holds cuda/driver.h's and cuda/blas_api.h's types and numbers against the toolkit's headers. Compiled with the kernels; no code.
 #include <cublasLt.h>
 #include <cuda.h>
 
 #include <cstddef>
 #include <type_traits>
 
-#include "cuda/blas.h"
+#include "cuda/blas_api.h"
 #include "cuda/driver.h"
 
 namespace dspark::cuda {
@@ -60,7 +60,8 @@ static_assert(kDescTransA == CUBLASLT_MATMUL_DESC_TRANSA && kDescTransB == CUBLA
 static_assert(kPreferWorkspace == CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES && kPreferReductions == CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK);
 static_assert(kPreferAlignA == CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES && kPreferAlignB == CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES &&
               kPreferAlignC == CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES && kPreferAlignD == CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES);
-static_assert(CUBLASLT_REDUCTION_SCHEME_NONE == 0);
+static_assert(CUBLASLT_REDUCTION_SCHEME_NONE == 0 && kConfigSplitK == CUBLASLT_ALGO_CONFIG_SPLITK_NUM && kConfigReduction == CUBLASLT_ALGO_CONFIG_REDUCTION_SCHEME);
+static_assert(MAJOR_VERSION == 0 && MINOR_VERSION == 1 && PATCH_LEVEL == 2);
 
 }  // namespace
 }  // namespace dspark::cuda

@@ -1,8 +1,10 @@
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <cstring>
 #include <memory>
 #include <set>
+#include <utility>
 #include <vector>
 
 #include "core/dtype.h"
@@ -14,8 +16,19 @@
 namespace dspark::emulation {
 namespace {
 
-constexpr size_t kWorkspaceWanted = 12288;
 constexpr uint64_t kAlgorithmMark = 0x616c676f72697468u;
+
+// In the order of BlasVariant.
+struct Variant {
+  uint32_t splits, reduction;
+  size_t workspace;
+  int64_t together, least_rows;  // products that are added up before they are added to the sum; rows it takes
+  double ms;
+};
+constexpr Variant kVariants[] = {{4, 2, 8192, 8, 1, 0.25}, {1, 0, size_t{1} << 40, 8, 1, 0.25}, {1, 0, 0, 4, 8, 0.5}, {1, 0, 12288, 16, 1, 3}, {1, 0, 0, 1 << 30, 1, 2}, {1, 0, 4096, 2, 1, 1}};
+
+int blas_version[3] = {13, 0, 2};
+std::vector<int> used;
 
 struct Object {
   virtual ~Object() = default;
@@ -112,19 +125,61 @@ Sizes check_layouts(const Desc& desc, const Layout& a, const Layout& b, const La
   return s;
 }
 
-// The algorithm carries what it was chosen for, so that it cannot be used for something else.
-int heuristic(void* handle, void* desc, void* a, void* b, void* c, void* d, void* preference, int asked, cuda::BlasHeuristic* results, int* found) {
+// The algorithm carries what it was chosen for, so that it cannot be used for something else: its kind, the variant, alignments.
+uint64_t mark_of(const Desc& desc, const Layout& a, const Layout& d) { return kAlgorithmMark ^ static_cast<uint64_t>(a.type + 100 * d.type + 10000 * desc.trans_a + 20000 * desc.trans_b); }
+
+int heuristic(void* handle, void* desc_p, void* a, void* b, void* c, void* d, void* preference, int asked, cuda::BlasHeuristic* results, int* found) {
   get<Handle>(handle, "handle");
   const Preference& f = get<Preference>(preference, "preference");
-  const Sizes s = check_layouts(get<Desc>(desc, "matmul descriptor"), get<Layout>(a, "layout"), get<Layout>(b, "layout"), get<Layout>(c, "layout"), get<Layout>(d, "layout"));
+  const Desc& desc = get<Desc>(desc_p, "matmul descriptor");
+  const Sizes s = check_layouts(desc, get<Layout>(a, "layout"), get<Layout>(b, "layout"), get<Layout>(c, "layout"), get<Layout>(d, "layout"));
   require(asked >= 1, "no result is asked for");
   require(f.reductions == 0, "split sums are allowed: their order is not fixed");
   for (const uint32_t align : f.align) require(align >= 1 && align <= 16 && (align & (align - 1)) == 0, fmt::format("an alignment of {}", align));
-  results[0] = {};
-  results[0].algorithm.data[0] = kAlgorithmMark ^ static_cast<uint64_t>(s.m * 1000003 + s.n * 10007 + s.k);
-  for (int i = 0; i < 4; ++i) results[0].algorithm.data[1 + i] = f.align[i];
-  results[0].workspace_bytes = f.workspace >= kWorkspaceWanted ? kWorkspaceWanted : 0;
-  *found = 1;
+  std::vector<int> offered;
+  if (asked > 1) offered = {kSplitSums, kHugeWorkspace, kManyRowsOnly};  // what has no business here comes first
+  for (int64_t i = 0; i < 3; ++i) offered.push_back(static_cast<int>(kSlow + (s.n / 100 + i) % 3));
+  *found = 0;
+  for (const int v : offered) {
+    if (*found == asked || (v >= kSlow && kVariants[v].workspace > f.workspace)) continue;
+    cuda::BlasHeuristic& r = results[(*found)++];
+    r = {};
+    r.algorithm.data[0] = mark_of(desc, get<Layout>(a, "layout"), get<Layout>(d, "layout"));
+    r.algorithm.data[1] = static_cast<uint64_t>(v);
+    for (int i = 0; i < 4; ++i) r.algorithm.data[2 + i] = f.align[i];
+    r.workspace_bytes = kVariants[v].workspace;
+  }
+  return 0;
+}
+
+const Variant& variant_of(const cuda::BlasAlgorithm* a) {
+  require(a != nullptr && a->data[1] < std::size(kVariants), "an algorithm that was not made here");
+  return kVariants[a->data[1]];
+}
+int algorithm_check(void* handle, void* desc_p, void* a, void* b, void* c, void* d, const cuda::BlasAlgorithm* algorithm, cuda::BlasHeuristic* result) {
+  get<Handle>(handle, "handle");
+  const Desc& desc = get<Desc>(desc_p, "matmul descriptor");
+  const Layout &la = get<Layout>(a, "layout"), &lb = get<Layout>(b, "layout"), &ld = get<Layout>(d, "layout");
+  const Sizes s = check_layouts(desc, la, lb, get<Layout>(c, "layout"), ld);
+  const Variant& v = variant_of(algorithm);
+  for (const auto& [l, align] : {std::pair{&la, algorithm->data[2]}, {&lb, algorithm->data[3]}, {&ld, algorithm->data[5]}})
+    if (l->ld * bytes_of(*l) % static_cast<int64_t>(align) != 0) return 15;  // CUBLAS_STATUS_NOT_SUPPORTED
+  if (algorithm->data[0] != mark_of(desc, la, ld) || s.n < v.least_rows) return 15;
+  *result = {};
+  result->algorithm = *algorithm;
+  result->workspace_bytes = v.workspace;
+  return 0;
+}
+int algorithm_config(const cuda::BlasAlgorithm* a, int attribute, void* value, size_t bytes, size_t* written) {
+  require(bytes == 4 && (attribute == cuda::kConfigSplitK || attribute == cuda::kConfigReduction), fmt::format("configuration {} of {} bytes", attribute, bytes));
+  const uint32_t v = attribute == cuda::kConfigSplitK ? variant_of(a).splits : variant_of(a).reduction;
+  std::memcpy(value, &v, 4);
+  *written = 4;
+  return 0;
+}
+int property(int part, int* value) {
+  require(part >= 0 && part < 3, fmt::format("property {}", part));
+  *value = blas_version[part];
   return 0;
 }
 
@@ -143,13 +198,17 @@ int matmul(void* handle, void* desc_p, const void* alpha, const void* a, void* a
   const Desc desc = get<Desc>(desc_p, "matmul descriptor");
   const Layout la = get<Layout>(a_layout, "layout"), lb = get<Layout>(b_layout, "layout"), lc = get<Layout>(c_layout, "layout"), ld = get<Layout>(d_layout, "layout");
   const Sizes s = check_layouts(desc, la, lb, lc, ld);
-  require(algorithm != nullptr && algorithm->data[0] == (kAlgorithmMark ^ static_cast<uint64_t>(s.m * 1000003 + s.n * 10007 + s.k)), "an algorithm that was chosen for other sizes");
+  const Variant& variant = variant_of(algorithm);
+  require(algorithm->data[0] == mark_of(desc, la, ld), "an algorithm that was chosen for other matrices");
+  require(variant.splits == 1 && variant.reduction == 0, "an algorithm whose sums have no fixed order");
+  require(s.n >= variant.least_rows, fmt::format("an algorithm that does not take {} rows", s.n));
   require(c == d && lc.ld == ld.ld, "C and D are not the same matrix");
-  require(workspace_bytes >= kWorkspaceWanted && reinterpret_cast<uintptr_t>(workspace) % 256 == 0, fmt::format("a workspace of {} bytes at {}", workspace_bytes, workspace));
-  check_matrix(a, la, algorithm->data[1], false, "A");
-  check_matrix(b, lb, algorithm->data[2], false, "B");
-  check_matrix(d, ld, algorithm->data[4], true, "D");
-  check_global(workspace, static_cast<int64_t>(workspace_bytes), 256, true);
+  require(workspace_bytes >= variant.workspace && reinterpret_cast<uintptr_t>(workspace) % 256 == 0, fmt::format("a workspace of {} bytes at {}", workspace_bytes, workspace));
+  check_matrix(a, la, algorithm->data[2], false, "A");
+  check_matrix(b, lb, algorithm->data[3], false, "B");
+  check_matrix(d, ld, algorithm->data[5], true, "D");
+  if (workspace_bytes > 0) check_global(workspace, static_cast<int64_t>(workspace_bytes), 256, true);
+  used.push_back(static_cast<int>(algorithm->data[1]));
   float al = 0, be = 0;
   std::memcpy(&al, alpha, 4);
   std::memcpy(&be, beta, 4);
@@ -157,11 +216,17 @@ int matmul(void* handle, void* desc_p, const void* alpha, const void* a, void* a
     check_matrix(a, la, 1, false, "A");
     check_matrix(b, lb, 1, false, "B");
     check_matrix(d, ld, 1, true, "D");
-    std::memset(workspace, 0xee, workspace_bytes);
+    if (workspace_bytes > 0) std::memset(workspace, 0xee, workspace_bytes);
+    pass_time(variant.ms);
     for (int64_t j = 0; j < s.n; ++j)
       for (int64_t i = 0; i < s.m; ++i) {
         float sum = 0;
-        for (int64_t k = 0; k < s.k; ++k) sum += (desc.trans_a ? element(a, la, k, i) : element(a, la, i, k)) * (desc.trans_b ? element(b, lb, j, k) : element(b, lb, k, j));
+        for (int64_t k0 = 0; k0 < s.k; k0 += variant.together) {
+          float part = 0;
+          for (int64_t k = k0; k < std::min(s.k, k0 + variant.together); ++k)
+            part += (desc.trans_a ? element(a, la, k, i) : element(a, la, i, k)) * (desc.trans_b ? element(b, lb, j, k) : element(b, lb, k, j));
+          sum += part;
+        }
         sum *= al;
         if (be != 0) sum += be * element(d, ld, i, j);
         if (ld.type == cuda::kReal16b) static_cast<bf16*>(d)[j * ld.ld + i] = to_bf16(sum);
@@ -173,6 +238,9 @@ int matmul(void* handle, void* desc_p, const void* alpha, const void* a, void* a
 
 }  // namespace
 
+void set_blas_version(int major, int minor, int patch) { blas_version[0] = major, blas_version[1] = minor, blas_version[2] = patch; }
+std::vector<int> blas_variants_used() { return std::exchange(used, {}); }
+
 int64_t live_blas_objects() { return static_cast<int64_t>(live().size()); }
 
 const cuda::BlasApi& fake_blas() {
@@ -181,7 +249,8 @@ const cuda::BlasApi& fake_blas() {
     f.cublasLtCreate = create<Handle>, f.cublasLtDestroy = destroy, f.cublasLtMatmulDescCreate = desc_create, f.cublasLtMatmulDescSetAttribute = desc_set;
     f.cublasLtMatmulDescDestroy = destroy, f.cublasLtMatrixLayoutCreate = layout_create, f.cublasLtMatrixLayoutDestroy = destroy;
     f.cublasLtMatmulPreferenceCreate = create<Preference>, f.cublasLtMatmulPreferenceSetAttribute = preference_set, f.cublasLtMatmulPreferenceDestroy = destroy;
-    f.cublasLtMatmulAlgoGetHeuristic = heuristic, f.cublasLtMatmul = matmul;
+    f.cublasLtMatmulAlgoGetHeuristic = heuristic, f.cublasLtMatmul = matmul, f.cublasLtMatmulAlgoCheck = algorithm_check;
+    f.cublasLtMatmulAlgoConfigGetAttribute = algorithm_config, f.cublasLtGetProperty = property;
     return f;
   }();
   return api;

@@ -22,7 +22,7 @@ struct Machine {
   bool started = false;
   void* context = nullptr;
   int retained = 0;
-  std::set<void*> streams, events;
+  std::set<void*> streams, events, timed;
   std::map<char*, size_t> pinned;
 };
 Machine& machine() {
@@ -171,14 +171,16 @@ int stream_wait(void* s, void* e, unsigned flags) {
   return cuda::kSuccess;
 }
 int event_create(void** e, unsigned flags) {
-  require(flags == cuda::kEventDisableTiming, "an event that takes the time");
+  require(flags == cuda::kEventDisableTiming || flags == 0, fmt::format("an event with flags {}", flags));
   *e = create_event();
   machine().events.insert(*e);
+  if (flags == 0) machine().timed.insert(*e);
   return cuda::kSuccess;
 }
 int event_destroy(void* e) {
   destroy_event(event_of(e));
   machine().events.erase(e);
+  machine().timed.erase(e);
   return cuda::kSuccess;
 }
 int event_record(void* e, void* s) {
@@ -188,6 +190,11 @@ int event_record(void* e, void* s) {
 int event_query(void* e) { return happened(event_of(e)) ? cuda::kSuccess : cuda::kNotReady; }
 int event_synchronize(void* e) {
   synchronize(event_of(e));
+  return cuda::kSuccess;
+}
+int event_elapsed(float* ms, void* from, void* to) {
+  for (void* e : {from, to}) require(happened(event_of(e)) && machine().timed.count(e) > 0, "the time of an event that does not take it, or has not happened");
+  *ms = static_cast<float>(time_of(event_of(to)) - time_of(event_of(from)));
   return cuda::kSuccess;
 }
 int host_function(void* s, void (*function)(void*), void* user) {
@@ -209,7 +216,7 @@ const cuda::Driver& fake_driver() {
     d.cuCtxSetCurrent = set_current, d.cuMemAlloc_v2 = allocate, d.cuMemFree_v2 = free_memory, d.cuMemHostAlloc = host_allocate, d.cuMemFreeHost = host_free;
     d.cuMemcpy2DAsync_v2 = copy_2d, d.cuStreamCreate = stream_create, d.cuStreamDestroy_v2 = stream_destroy, d.cuStreamSynchronize = stream_synchronize;
     d.cuStreamWaitEvent = stream_wait, d.cuEventCreate = event_create, d.cuEventDestroy_v2 = event_destroy, d.cuEventRecord = event_record, d.cuEventQuery = event_query;
-    d.cuEventSynchronize = event_synchronize, d.cuLaunchHostFunc = host_function, d.cuGetErrorString = error_string;
+    d.cuEventSynchronize = event_synchronize, d.cuEventElapsedTime_v2 = event_elapsed, d.cuLaunchHostFunc = host_function, d.cuGetErrorString = error_string;
     return d;
   }();
   return driver;

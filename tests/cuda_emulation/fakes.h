@@ -2,7 +2,9 @@
 // given (pointers, sizes, alignment, layouts, workspace, that nothing is left behind) and throw a Fault that says what is wrong.
 #pragma once
 
-#include "cuda/blas.h"
+#include <vector>
+
+#include "cuda/blas_api.h"
 #include "cuda/driver.h"
 
 namespace dspark::emulation {
@@ -15,5 +17,12 @@ int64_t live_objects();
 // The GPUs of the fake machine, and their architecture.
 void set_devices(int count, int major, int minor);
 void set_driver_version(int version);  // 13000: CUDA 13.0
+void set_blas_version(int major, int minor, int patch);
+
+// The fake cuBLASLt's algorithms, which add up in different orders; better ones are faster. What the heuristic offers first depends
+// on the number of rows.
+enum BlasVariant : int { kSplitSums, kHugeWorkspace, kManyRowsOnly, kSlow, kMiddling, kFast };
+// Those that products were enqueued with since the last call.
+std::vector<int> blas_variants_used();
 
 }  // namespace dspark::emulation

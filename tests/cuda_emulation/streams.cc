@@ -11,6 +11,7 @@ namespace dspark::emulation {
 
 struct EventState {
   uint64_t recorded = 0, done = 0;  // numbers of records
+  double time = 0;                  // of the last one done
 };
 
 struct StreamState {
@@ -30,6 +31,11 @@ std::vector<std::unique_ptr<StreamState>>& streams() {
   return all;
 }
 
+double& device_clock() {
+  static double ms = 0;
+  return ms;
+}
+
 bool runnable(const StreamState& s) { return !s.items.empty() && !(s.items.front().is_wait && s.items.front().event->done < s.items.front().number); }
 
 // One item of a random stream that can go on; false when none can.
@@ -42,7 +48,7 @@ bool step() {
   const StreamState::Item item = std::move(s.items.front());
   s.items.pop_front();
   if (item.work) item.work();
-  if (item.event != nullptr && !item.is_wait) item.event->done = std::max(item.event->done, item.number);
+  if (item.event != nullptr && !item.is_wait) item.event->done = std::max(item.event->done, item.number), item.event->time = device_clock();
   return true;
 }
 
@@ -98,6 +104,9 @@ void synchronize(EventState* e) {
 void synchronize(StreamState* s) {
   run_until([&] { return s->items.empty(); }, "a stream");
 }
+void pass_time(double ms) { device_clock() += ms; }
+double time_of(EventState* e) { return e->time; }
+
 void synchronize_all() {
   run_until([] { return std::all_of(streams().begin(), streams().end(), [](const auto& s) { return s->items.empty(); }); }, "the device");
 }

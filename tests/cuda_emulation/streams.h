@@ -23,4 +23,8 @@ void synchronize(EventState* e);
 void synchronize(StreamState* s);
 void synchronize_all();
 
+// The device's clock, which only runs when work says so: what two events were apart.
+void pass_time(double ms);
+double time_of(EventState* e);  // of its last record that has happened
+
 }  // namespace dspark::emulation
