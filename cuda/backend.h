@@ -15,6 +15,7 @@
 
 #include "cuda/blas.h"
 #include "cuda/driver.h"
+#include "cuda/graphs.h"
 #include "model/backend_access.h"
 #include "model/backends.h"
 
@@ -53,6 +54,7 @@ class CudaDevice final : public model::Device {
   void wait(model::Queue q, model::Event e) override;
   void synchronize(model::Event e) override;
 
+  const Driver& driver() const { return driver_; }
   Stream stream(model::Queue q) const { return streams_[static_cast<size_t>(q)]; }
   std::string describe() const;  // "NVIDIA H200, sm_90, 139.8 GiB"
   // Milliseconds that the compute queue takes for what `work` enqueues. Waits; not for use inside a step.
@@ -105,6 +107,7 @@ class CudaOps final : public model::Ops {
   DeviceMemory scratch_memory_, workspace_;
   Scratch scratch_;
   Blas blas_;
+  Graphs graphs_;
 };
 
 // On the functions given: what tests use. `options.device` is "cuda" or "cuda:N"; `gemm_choices` are what another backend's gemm_choices()

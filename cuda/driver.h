@@ -29,6 +29,7 @@ struct Copy2D {  // CUDA_MEMCPY2D
 constexpr unsigned kHostMemory = 1, kDeviceMemory = 2;
 constexpr int kSuccess = 0, kNotReady = 600;
 constexpr unsigned kStreamNonBlocking = 1, kEventDisableTiming = 2;
+constexpr int kCaptureThreadLocal = 1;
 constexpr int kComputeMajor = 75, kComputeMinor = 76;  // CUdevice_attribute
 
 #define DS_CUDA_DRIVER(X)                                                    \
@@ -58,6 +59,12 @@ constexpr int kComputeMajor = 75, kComputeMinor = 76;  // CUdevice_attribute
   X(cuEventSynchronize, (void* event))                                       \
   X(cuEventElapsedTime_v2, (float* ms, void* start, void* end))              \
   X(cuLaunchHostFunc, (void* stream, void (*function)(void*), void* user))   \
+  X(cuStreamBeginCapture_v2, (void* stream, int mode))                       \
+  X(cuStreamEndCapture, (void* stream, void** graph))                        \
+  X(cuGraphInstantiateWithFlags, (void** executable, void* graph, unsigned long long flags)) \
+  X(cuGraphLaunch, (void* executable, void* stream))                         \
+  X(cuGraphExecDestroy, (void* executable))                                  \
+  X(cuGraphDestroy, (void* graph))                                           \
   X(cuGetErrorString, (int error, const char** text))
 
 struct Driver {

@@ -1,8 +1,11 @@
-// Which algorithms of cuBLASLt the cuda backend takes, and how a choice is written down and comes back.
+// Which algorithms of cuBLASLt the cuda backend takes, and how a choice is written down and comes back; graphs.
 #include <catch2/catch.hpp>
 
+#include <bit>
 #include <cmath>
+#include <functional>
 #include <memory>
+#include <stdexcept>
 #include <utility>
 #include <vector>
 
@@ -134,6 +137,81 @@ TEST_CASE("choices of another library are refused", "[cuda]") {
   backend.reset();
   CHECK(emulation::live_objects() == 0);
   CHECK(emulation::global_allocations() == 0);
+}
+
+TEST_CASE("a Muon step becomes a graph, and stays the same step", "[cuda]") {
+  emulation::set_seed(23);
+  constexpr int64_t kRows = 37, kCols = 20;
+  constexpr int kSteps = 4;
+  const Rng rng(9, RngStream::test);
+  // In one place, so that the graph is used; or with work elsewhere each time, so that it cannot be.
+  const auto run = [&](bool moving) {
+    const auto backend = backend_with();
+    Context& ctx = backend->context();
+    std::vector<Tensor> owned;
+    const auto make = [&](DType dtype, int64_t rows, int64_t cols) { return owned.emplace_back(ctx.allocate(dtype, rows, cols)); };
+    const auto draw = [&](const Tensor& t, uint64_t first) {
+      std::vector<double> v(static_cast<size_t>(t.size()));
+      for (size_t i = 0; i < v.size(); ++i) v[i] = rng.normal(first + i);
+      ctx.upload_now(t, {v.data(), DType::f64, t.rows, t.cols, t.cols});
+    };
+    const Tensor master = make(DType::f32, kRows, kCols), buf = make(DType::f32, kRows, kCols), grad = make(DType::f32, kRows, kCols), scalars = make(DType::f32, 1, model::kNumStepScalars);
+    Tensor work = make(DType::u8, 1, model::muon_work(ctx, kRows, kCols));
+    draw(master, 0);
+    draw(buf, 1000);
+    std::vector<double> all;
+    for (int step = 0; step < kSteps; ++step) {
+      draw(grad, 10000 + 1000 * static_cast<uint64_t>(step));
+      std::vector<double> s(model::kNumStepScalars, 0.0);
+      s[model::kLr] = 0.01 * (step + 1), s[model::kGradScale] = 0.5, s[model::kClip] = 1, s[model::kFinite] = 1;
+      ctx.upload_now(scalars, {s.data(), DType::f64, 1, model::kNumStepScalars, model::kNumStepScalars});
+      if (moving) work = make(DType::u8, 1, model::muon_work(ctx, kRows, kCols));
+      model::muon(ctx, {.master = master, .buf = buf, .grad = grad, .scalars = scalars, .work = work, .weight_decay = 0.1});
+      for (const Tensor& t : {master, buf}) {
+        std::vector<double> v(static_cast<size_t>(t.size()));
+        ctx.download_now({v.data(), DType::f64, t.rows, t.cols, t.cols}, t);
+        all.insert(all.end(), v.begin(), v.end());
+      }
+    }
+    for (const Tensor& t : owned) ctx.free(t);
+    return all;
+  };
+  const int64_t before = emulation::graph_launches();
+  const std::vector<double> moving = run(true);
+  CHECK(emulation::graph_launches() == before);
+  const std::vector<double> standing = run(false);
+  CHECK(emulation::graph_launches() == before + kSteps - 1);
+  CHECK(standing == moving);
+  CHECK(emulation::live_objects() == 0);
+  CHECK(emulation::global_allocations() == 0);
+}
+
+TEST_CASE("what a graph cannot hold is refused while it is captured, and the stream goes on", "[cuda]") {
+  const cuda::Driver& driver = emulation::fake_driver();
+  cuda::CudaDevice device(driver, 0, DType::bf16);
+  cuda::Stream stream = device.stream(model::Queue::compute);
+  cuda::Graphs graphs(driver, stream);
+  auto* p = static_cast<float*>(emulation::allocate_global(4 * 8));
+  const auto fill = [&](float v) { cuda::fill(stream, p, 1, 8, 8, 4, std::bit_cast<uint32_t>(v)); };
+  const std::vector<std::function<void()>> bad = {[&] { static_cast<void>(device.allocate(8)); }, [&] { driver.cuMemFree_v2(reinterpret_cast<cuda::DevicePointer>(p)); },
+                                                  [&] { driver.cuStreamSynchronize(stream); }, [] { throw std::runtime_error("while it is captured"); }};
+  for (size_t i = 0; i < bad.size(); ++i) {
+    bool armed = false;
+    const auto work = [&] {
+      fill(static_cast<float>(i));
+      if (armed) bad[i]();
+    };
+    graphs.run({static_cast<int64_t>(i)}, work);
+    armed = true;
+    CHECK_THROWS_WITH(graphs.run({static_cast<int64_t>(i)}, work), Contains("while"));
+    armed = false;
+    graphs.run({static_cast<int64_t>(i)}, work);
+  }
+  fill(9);
+  graphs.run({0}, [] { FAIL("a graph that is there is launched, and its work left alone"); });
+  driver.cuStreamSynchronize(stream);
+  CHECK(*p == 0);
+  emulation::free_global(p);
 }
 
 }  // namespace dspark::test

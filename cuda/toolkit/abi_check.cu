@@ -48,7 +48,7 @@ DS_FIELD(width_bytes, WidthInBytes)
 DS_FIELD(height, Height)
 
 static_assert(kHostMemory == CU_MEMORYTYPE_HOST && kDeviceMemory == CU_MEMORYTYPE_DEVICE && kSuccess == CUDA_SUCCESS && kNotReady == CUDA_ERROR_NOT_READY);
-static_assert(kStreamNonBlocking == CU_STREAM_NON_BLOCKING && kEventDisableTiming == CU_EVENT_DISABLE_TIMING);
+static_assert(kStreamNonBlocking == CU_STREAM_NON_BLOCKING && kEventDisableTiming == CU_EVENT_DISABLE_TIMING && kCaptureThreadLocal == CU_STREAM_CAPTURE_MODE_THREAD_LOCAL);
 static_assert(kComputeMajor == CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR && kComputeMinor == CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR);
 
 static_assert(sizeof(BlasAlgorithm) == sizeof(cublasLtMatmulAlgo_t) && sizeof(BlasHeuristic) == sizeof(cublasLtMatmulHeuristicResult_t));

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <functional>
 #include <map>
 #include <set>
 #include <vector>
@@ -24,16 +25,21 @@ struct Machine {
   int retained = 0;
   std::set<void*> streams, events, timed;
   std::map<char*, size_t> pinned;
+  std::map<void*, std::vector<std::function<void()>>> graphs, executables;
 };
 Machine& machine() {
   static Machine m;
   return m;
 }
 
+int64_t launches = 0;
+
 void require(bool ok, const std::string& message) {
   if (!ok) throw Fault("driver: " + message);
 }
 void in_context() { require(machine().context != nullptr, "a call before cuCtxSetCurrent"); }
+// What the driver refuses while a stream is captured, or would leave out of the graph.
+void not_captured(const char* what) { require(!capturing(), fmt::format("{} while a graph is captured", what)); }
 StreamState* stream_of(void* s) {
   in_context();
   require(machine().streams.count(s) > 0, "a stream that was not made, or is gone");
@@ -92,6 +98,7 @@ int set_current(void* context) {
   return cuda::kSuccess;
 }
 int allocate(cuda::DevicePointer* p, size_t bytes) {
+  not_captured("cuMemAlloc");
   in_context();
   require(bytes > 0, "cuMemAlloc of 0 bytes");
   if (bytes > size_t{1} << 40) return 2;
@@ -99,12 +106,14 @@ int allocate(cuda::DevicePointer* p, size_t bytes) {
   return cuda::kSuccess;
 }
 int free_memory(cuda::DevicePointer p) {
+  not_captured("cuMemFree");
   in_context();
   synchronize_all();  // cuMemFree waits for the device
   free_global(reinterpret_cast<void*>(p));
   return cuda::kSuccess;
 }
 int host_allocate(void** p, size_t bytes, unsigned) {
+  not_captured("cuMemHostAlloc");
   char* memory = new char[bytes];
   std::memset(memory, 0xff, bytes);
   machine().pinned[memory] = bytes;
@@ -112,6 +121,7 @@ int host_allocate(void** p, size_t bytes, unsigned) {
   return cuda::kSuccess;
 }
 int host_free(void* p) {
+  not_captured("cuMemFreeHost");
   const auto it = machine().pinned.find(static_cast<char*>(p));
   require(it != machine().pinned.end(), "cuMemFreeHost of memory that is not pinned");
   machine().pinned.erase(it);
@@ -132,6 +142,7 @@ Side side(unsigned type, const void* host, cuda::DevicePointer device, size_t x,
 
 // Reads and writes host memory as late as the stream comes to it.
 int copy_2d(const cuda::Copy2D* c, void* stream) {
+  not_captured("a copy");
   require(c->width_bytes > 0 && c->height > 0, "an empty copy");
   require(c->src_array == nullptr && c->dst_array == nullptr, "a copy of an array");
   require(c->src_pitch >= c->width_bytes && c->dst_pitch >= c->width_bytes, fmt::format("a copy of rows of {} bytes with pitches {} and {}", c->width_bytes, c->src_pitch, c->dst_pitch));
@@ -162,10 +173,12 @@ int stream_destroy(void* s) {
   return cuda::kSuccess;
 }
 int stream_synchronize(void* s) {
+  not_captured("cuStreamSynchronize");
   synchronize(stream_of(s));
   return cuda::kSuccess;
 }
 int stream_wait(void* s, void* e, unsigned flags) {
+  not_captured("cuStreamWaitEvent");
   require(flags == 0, "cuStreamWaitEvent wants 0");
   wait(stream_of(s), event_of(e));
   return cuda::kSuccess;
@@ -184,11 +197,16 @@ int event_destroy(void* e) {
   return cuda::kSuccess;
 }
 int event_record(void* e, void* s) {
+  not_captured("cuEventRecord");
   record(stream_of(s), event_of(e));
   return cuda::kSuccess;
 }
-int event_query(void* e) { return happened(event_of(e)) ? cuda::kSuccess : cuda::kNotReady; }
+int event_query(void* e) {
+  not_captured("cuEventQuery");
+  return happened(event_of(e)) ? cuda::kSuccess : cuda::kNotReady;
+}
 int event_synchronize(void* e) {
+  not_captured("cuEventSynchronize");
   synchronize(event_of(e));
   return cuda::kSuccess;
 }
@@ -198,7 +216,46 @@ int event_elapsed(float* ms, void* from, void* to) {
   return cuda::kSuccess;
 }
 int host_function(void* s, void (*function)(void*), void* user) {
+  not_captured("cuLaunchHostFunc");
   enqueue(stream_of(s), [=] { function(user); });
+  return cuda::kSuccess;
+}
+
+int capture_begin(void* s, int mode) {
+  require(mode == cuda::kCaptureThreadLocal, fmt::format("a capture of mode {}", mode));
+  begin_capture(stream_of(s));
+  return cuda::kSuccess;
+}
+int capture_end(void* s, void** graph) {
+  auto* key = new char;
+  machine().graphs[key] = end_capture(stream_of(s));
+  *graph = key;
+  return cuda::kSuccess;
+}
+template <typename Map>
+int destroy_graph(Map& map, void* graph, const char* what) {
+  require(map.erase(graph) > 0, fmt::format("destroying {} that was not made", what));
+  delete static_cast<char*>(graph);
+  return cuda::kSuccess;
+}
+int graph_destroy(void* graph) { return destroy_graph(machine().graphs, graph, "a graph"); }
+int executable_destroy(void* executable) { return destroy_graph(machine().executables, executable, "an executable graph"); }
+int graph_instantiate(void** executable, void* graph, unsigned long long flags) {
+  not_captured("cuGraphInstantiate");
+  require(flags == 0 && machine().graphs.count(graph) > 0, "instantiating a graph that was not made");
+  require(!machine().graphs[graph].empty(), "an empty graph");
+  auto* key = new char;
+  machine().executables[key] = machine().graphs[graph];
+  *executable = key;
+  return cuda::kSuccess;
+}
+int graph_launch(void* executable, void* s) {
+  not_captured("cuGraphLaunch");
+  require(machine().executables.count(executable) > 0, "launching a graph that is not ready, or is gone");
+  ++launches;
+  enqueue(stream_of(s), [work = machine().executables[executable]] {
+    for (const auto& w : work) w();
+  });
   return cuda::kSuccess;
 }
 int error_string(int error, const char** text) {
@@ -217,6 +274,8 @@ const cuda::Driver& fake_driver() {
     d.cuMemcpy2DAsync_v2 = copy_2d, d.cuStreamCreate = stream_create, d.cuStreamDestroy_v2 = stream_destroy, d.cuStreamSynchronize = stream_synchronize;
     d.cuStreamWaitEvent = stream_wait, d.cuEventCreate = event_create, d.cuEventDestroy_v2 = event_destroy, d.cuEventRecord = event_record, d.cuEventQuery = event_query;
     d.cuEventSynchronize = event_synchronize, d.cuEventElapsedTime_v2 = event_elapsed, d.cuLaunchHostFunc = host_function, d.cuGetErrorString = error_string;
+    d.cuStreamBeginCapture_v2 = capture_begin, d.cuStreamEndCapture = capture_end, d.cuGraphInstantiateWithFlags = graph_instantiate, d.cuGraphLaunch = graph_launch;
+    d.cuGraphExecDestroy = executable_destroy, d.cuGraphDestroy = graph_destroy;
     return d;
   }();
   return driver;
@@ -224,10 +283,12 @@ const cuda::Driver& fake_driver() {
 
 int64_t live_objects() {
   const Machine& m = machine();
-  return static_cast<int64_t>(m.streams.size() + m.events.size() + m.pinned.size()) + m.retained + live_blas_objects();
+  return static_cast<int64_t>(m.streams.size() + m.events.size() + m.pinned.size() + m.graphs.size() + m.executables.size()) + m.retained + live_blas_objects();
 }
 
 void set_devices(int count, int major, int minor) { machine().devices = count, machine().major = major, machine().minor = minor; }
+
+int64_t graph_launches() { return launches; }
 
 void set_driver_version(int version) { machine().version = version; }
 

@@ -12,11 +12,12 @@ namespace dspark::emulation {
 const cuda::Driver& fake_driver();
 const cuda::BlasApi& fake_blas();
 
-// Objects of either that were made and not destroyed: descriptors, layouts, events, streams, pinned memory, handles.
+// Objects of either that were made and not destroyed: descriptors, layouts, events, streams, pinned memory, handles, graphs.
 int64_t live_objects();
 // The GPUs of the fake machine, and their architecture.
 void set_devices(int count, int major, int minor);
 void set_driver_version(int version);  // 13000: CUDA 13.0
+int64_t graph_launches();  // so far
 void set_blas_version(int major, int minor, int patch);
 
 // The fake cuBLASLt's algorithms, which add up in different orders; better ones are faster. What the heuristic offers first depends

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <deque>
 #include <memory>
+#include <utility>
 #include <vector>
 
 #include "cuda_emulation/block.h"
@@ -22,6 +23,8 @@ struct StreamState {
     bool is_wait = false;
   };
   std::deque<Item> items;
+  bool capture = false;
+  std::vector<std::function<void()>> captured;
 };
 
 namespace {
@@ -85,8 +88,22 @@ void destroy_event(EventState* e) {
 
 void enqueue(StreamState* s, std::function<void()> work) {
   if (std::none_of(streams().begin(), streams().end(), [&](const auto& p) { return p.get() == s; })) throw Fault("work for a stream that does not exist");
+  if (s->capture) return s->captured.push_back(std::move(work));
   s->items.push_back({std::move(work)});
   sometimes();
+}
+
+void begin_capture(StreamState* s) {
+  if (capturing()) throw Fault("a capture begins inside another");
+  s->capture = true;
+}
+std::vector<std::function<void()>> end_capture(StreamState* s) {
+  if (!s->capture) throw Fault("a capture ends that was not begun");
+  s->capture = false;
+  return std::exchange(s->captured, {});
+}
+bool capturing() {
+  return std::any_of(streams().begin(), streams().end(), [](const auto& s) { return s->capture; });
 }
 
 void record(StreamState* s, EventState* e) {

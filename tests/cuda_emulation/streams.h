@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <functional>
+#include <vector>
 
 namespace dspark::emulation {
 
@@ -16,6 +17,10 @@ EventState* create_event();
 void destroy_event(EventState* e);
 
 void enqueue(StreamState* s, std::function<void()> work);
+// Capture: between the two, what is enqueued is not run but kept. Only kernels may be: no event, no wait for the stream.
+void begin_capture(StreamState* s);
+std::vector<std::function<void()>> end_capture(StreamState* s);
+bool capturing();  // on any stream
 void record(StreamState* s, EventState* e);
 void wait(StreamState* s, EventState* e);  // for the event's last record before this call
 bool happened(EventState* e);              // of its last record; runs nothing
