@@ -55,8 +55,8 @@ const std::map<std::string, std::set<std::string>> kMayInclude = {
     {"model", {"core", "formats"}},
     {"target", {"core", "formats", "model"}},
     {"spec", {"core", "formats", "model", "target"}},
-    {"train", {"core", "formats", "model", "target"}},
     {"net", {"core"}},
+    {"train", {"core", "formats", "model", "target", "net"}},
     {"job", {"core", "formats", "model", "target", "spec", "train", "net"}},
 };
 
