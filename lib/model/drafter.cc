@@ -19,25 +19,17 @@ Drafter::Drafter(Context& ctx, const DrafterConfig& config, const DrafterOptions
 
   // A matrix of its own: value, and master and gradient when it is trained.
   auto matrix = [&](const std::string& name, Tensor value, Tensor* grad) {
-    Tensor master, g;
-    if (train) {
-      master = value.dtype == ctx_.acc_dtype() ? value : allocate(ctx_.acc_dtype(), value.rows, value.cols);
-      g = allocate(ctx_.acc_dtype(), value.rows, value.cols);
-      *grad = g;
-    }
-    add_parameter(name, value, master, g, false);
+    Tensor g;
+    if (train) *grad = g = allocate(ctx_.acc_dtype(), value.rows, value.cols);
+    add_parameter(name, value, train ? make_master(name, value) : Tensor{}, g, false);
   };
   // Row ranges of one fused matrix under their own names.
   auto fused = [&](const Weight& w, Tensor* grad, const std::vector<std::pair<std::string, int64_t>>& names) {
-    Tensor master;
-    if (train) {
-      master = w.value.dtype == ctx_.acc_dtype() ? w.value : allocate(ctx_.acc_dtype(), w.out(), w.in());
-      *grad = allocate(ctx_.acc_dtype(), w.out(), w.in());
-    }
+    if (train) *grad = allocate(ctx_.acc_dtype(), w.out(), w.in());
     int64_t row = 0;
     for (const auto& [name, rows] : names) {
-      add_parameter(name, w.value.row_range(row, rows), train ? master.row_range(row, rows) : Tensor{},
-                    train ? grad->row_range(row, rows) : Tensor{}, false);
+      const Tensor value = w.value.row_range(row, rows);
+      add_parameter(name, value, train ? make_master(name, value) : Tensor{}, train ? grad->row_range(row, rows) : Tensor{}, false);
       row += rows;
     }
   };
@@ -82,22 +74,18 @@ Drafter::Drafter(Context& ctx, const DrafterConfig& config, const DrafterOptions
   norm_ = add_vector("norm.weight", d, true, &d_norm_);
 
   head = make_weight(c.draft_vocab, c.joint_cols());
-  // What is trained of [lm_head | markov_w2]: its last columns, one block of masters and one of gradients.
+  // What is trained of [lm_head | markov_w2]: its last columns, one block of gradients.
   const int64_t head_cols = own ? c.joint_cols() : train ? c.rank : 0;
-  Tensor head_master;
-  if (head_cols > 0) {
-    const Tensor head_value = head.value.col_range(c.joint_cols() - head_cols, head_cols);
-    head_master = head_value.dtype == ctx_.acc_dtype() ? head_value : allocate(ctx_.acc_dtype(), c.draft_vocab, head_cols);
-    d_head = allocate(ctx_.acc_dtype(), c.draft_vocab, head_cols);
-  }
-  if (own) add_parameter("lm_head.weight", head.value.col_range(0, d), head_master.col_range(0, d), d_head.col_range(0, d), false);
-  else add_parameter("lm_head.weight", head.value.col_range(0, d), {}, {}, false);
+  const Tensor lm_head = head.value.col_range(0, d);
+  if (head_cols > 0) d_head = allocate(ctx_.acc_dtype(), c.draft_vocab, head_cols);
+  if (own) add_parameter("lm_head.weight", lm_head, make_master("lm_head.weight", lm_head), d_head.col_range(0, d), false);
+  else add_parameter("lm_head.weight", lm_head, {}, {}, false);
   if (c.rank > 0) {
     markov_w1 = allocate(ctx_.act_dtype(), c.vocab, c.rank);
     matrix("markov_head.markov_w1.weight", markov_w1, &d_markov_w1);
-    const int64_t at = head_cols - c.rank;  // of markov_w2 in what is trained
-    add_parameter("markov_head.markov_w2.weight", head.value.col_range(d, c.rank), train ? head_master.col_range(at, c.rank) : Tensor{},
-                  train ? d_head.col_range(at, c.rank) : Tensor{}, false);
+    const Tensor w2 = head.value.col_range(d, c.rank);
+    add_parameter("markov_head.markov_w2.weight", w2, train ? make_master("markov_head.markov_w2.weight", w2) : Tensor{},
+                  train ? d_head.col_range(head_cols - c.rank, c.rank) : Tensor{}, false);
     if (c.markov != Markov::vanilla) {
       const bool rnn = c.markov == Markov::rnn;
       const std::string name = rnn ? "markov_head.joint_proj." : "markov_head.gate_proj.";
@@ -129,7 +117,14 @@ Weight Drafter::make_weight(int64_t out, int64_t in) {
 }
 
 void Drafter::add_parameter(std::string name, Tensor value, Tensor master, Tensor grad, bool is_vector) {
-  parameters_.push_back({std::move(name), value, master, grad, static_cast<bool>(grad), is_vector});
+  const bool trainable = static_cast<bool>(grad), owned = trainable && owns(name);
+  parameters_.push_back({std::move(name), value, master, grad, trainable, is_vector, owned});
+}
+
+// Where products read acc there is one copy, and every rank has it.
+Tensor Drafter::make_master(const std::string& name, const Tensor& value) {
+  if (value.dtype == ctx_.acc_dtype()) return value;
+  return owns(name) ? allocate(ctx_.acc_dtype(), value.rows, value.cols) : Tensor{};
 }
 
 // rows 1: a [1, n] matrix in files (the confidence head), 0: a vector.

@@ -3,7 +3,8 @@
 // A Drafter owns its weights on one device. Each named tensor of DESIGN 7 is a `Parameter`: `value` is what products read (act;
 // norms, biases and the confidence head are read in acc, so there `value` is the master), `master` (acc) is what the optimizer
 // moves and `grad` (acc) what the backward writes; both are empty for frozen tensors. Fused matrices (k|v, gate|up,
-// lm_head|markov_w2) are one allocation with named views.
+// lm_head|markov_w2) are one allocation of values and one of gradients with named views. Of several ranks only a tensor's owner
+// has its master.
 //
 //   Drafter d(ctx, config, {.trainable = true});
 //   for (auto& p : d.parameters()) d.set(p, host_matrix);   d.refresh();
@@ -23,11 +24,12 @@ namespace dspark::model {
 struct Parameter {
   std::string name;
   Tensor value;   // [rows, cols]; a vector is [1, n]
-  Tensor master;  // acc; equal to value when there is no other copy; empty when frozen
+  Tensor master;  // acc; equal to value when there is no other copy; empty when frozen, or another rank's
   Tensor grad;    // acc; empty when frozen
   bool trainable = false;
   bool is_vector = false;  // a 1-D tensor in files
-  bool cast_on_update() const { return trainable && !(master.data == value.data); }
+  bool owned = false;      // trainable, and updated on this rank
+  bool cast_on_update() const { return master && !(master.data == value.data); }
 };
 
 struct DrafterLayer {
@@ -42,6 +44,7 @@ struct DrafterLayer {
 struct DrafterOptions {
   bool trainable = true;         // masters and gradients exist
   bool train_embeddings = false; // of embed_tokens and lm_head too
+  std::function<bool(const std::string& name)> owns;  // of the trainable ones; empty: all
 };
 
 // Activations the backward needs; filled by forward, all in the arena.
@@ -127,6 +130,8 @@ class Drafter {
   Rope rope(const Tensor& row) const { return {row ? row : inv_freq_, rope_.rot, rope_.scale}; }
   Tensor allocate(DType dtype, int64_t rows, int64_t cols);
   Weight make_weight(int64_t out, int64_t in);
+  bool owns(const std::string& name) const { return !options_.owns || options_.owns(name); }
+  Tensor make_master(const std::string& name, const Tensor& value);
   void add_parameter(std::string name, Tensor value, Tensor master, Tensor grad, bool is_vector);
   Tensor add_vector(const std::string& name, int64_t n, bool trainable, Tensor* grad, int64_t rows = 0);
 

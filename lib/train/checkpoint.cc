@@ -43,12 +43,25 @@ void write_tensors(const fs::path& path, Context& ctx, const std::vector<NamedTe
   writer.finish();
 }
 
-void read_tensors(const fs::path& path, Context& ctx, const std::vector<NamedTensor>& tensors) {
-  const SafetensorsFile file(path);
+// `kind`.safetensors, or what each owner wrote: `kind`-00001-of-00004.safetensors.
+std::string file_name(const char* kind, int64_t place, int64_t owners) {
+  return owners == 1 ? fmt::format("{}.safetensors", kind) : fmt::format("{}-{:05}-of-{:05}.safetensors", kind, place + 1, owners);
+}
+
+std::vector<SafetensorsFile> open_files(const FoundCheckpoint& c, const char* kind, const Json& state) {
+  std::vector<SafetensorsFile> files;
+  const int64_t owners = state.value("owners", int64_t{1});
+  for (int64_t place = 0; place < owners; ++place) files.emplace_back(c.folder / file_name(kind, place, owners));
+  return files;
+}
+
+void read_tensors(const std::vector<SafetensorsFile>& files, Context& ctx, const std::vector<NamedTensor>& tensors) {
   for (const auto& t : tensors) {
+    const auto it = std::find_if(files.begin(), files.end(), [&](const SafetensorsFile& f) { return f.find(t.name) != nullptr; });
+    const SafetensorsFile& file = it == files.end() ? files.front() : *it;
     const auto& view = file.get(t.name, {t.tensor.rows, t.tensor.cols});
     DS_REQUIRE(view.dtype == file_dtype(ctx), "{}: tensor '{}' is {}, this run's precision needs {}; resume with the precision it was saved with",
-               path.string(), t.name, dtype_name(view.dtype), dtype_name(file_dtype(ctx)));
+               file.path().string(), t.name, dtype_name(view.dtype), dtype_name(file_dtype(ctx)));
     ctx.upload_now(t.tensor, {view.data.data(), view.dtype, t.tensor.rows, t.tensor.cols, t.tensor.cols});
   }
 }
@@ -56,27 +69,23 @@ void read_tensors(const fs::path& path, Context& ctx, const std::vector<NamedTen
 std::vector<NamedTensor> masters(Drafter& drafter) {
   std::vector<NamedTensor> out;
   for (const Parameter& p : drafter.parameters())
-    if (p.trainable) out.push_back({p.name, p.master});
+    if (p.owned) out.push_back({p.name, p.master});
   return out;
 }
 
 std::vector<NamedTensor> states(Optimizer& optimizer) {
   std::vector<NamedTensor> out;
   for (const auto& s : optimizer.states()) {
-    out.push_back({"m." + s.name, s.m});
+    if (s.m) out.push_back({"m." + s.name, s.m});
     if (s.v) out.push_back({"v." + s.name, s.v});
   }
   return out;
 }
 
-// Sizes and checksums of what is in the folder, for state.json.
-Json describe_files(const fs::path& folder) {
-  Json files = Json::object();
-  for (const auto& entry : fs::directory_iterator(folder)) {
-    const MappedFile file(entry.path());
-    files[entry.path().filename().string()] = {{"bytes", file.size()}, {"crc32c", crc32c(file.bytes())}};
-  }
-  return files;
+// A file's size and checksum, for state.json.
+Json describe_file(const fs::path& path) {
+  const MappedFile file(path);
+  return {{"bytes", file.size()}, {"crc32c", crc32c(file.bytes())}};
 }
 
 constexpr const char* kOwnChecksum = "crc32c";  // of everything else in state.json, from format 1.2 on
@@ -101,6 +110,7 @@ Json read_state(const fs::path& folder, int64_t step) {
     DS_REQUIRE(good, "{}: '{}' is {}, expected {}", path.string(), key, s.contains(key) ? printable(s.at(key).dump(-1, ' ', false, Json::error_handler_t::replace), 80) : "missing", wanted);
   };
   if (!version.get<std::string>().starts_with("1.")) return s;  // another format: read_checkpoint_state says so
+  if (s.contains("owners")) require(is_whole(s, "owners", 1, kMostRanksOfAGroup), "owners", fmt::format("a number from 1 to {}", kMostRanksOfAGroup));
   require(is_whole(s, "step", step, step), "step", fmt::format("{}, as in the folder's name", step));
   require(is_whole(s, "optimizer_steps", 0, step), "optimizer_steps", fmt::format("a number from 0 to {}", step));
   if (s.contains("validation_tau")) require(s.at("validation_tau").is_number() && s.at("validation_tau") >= 0, "validation_tau", "an accepted length");
@@ -140,28 +150,50 @@ struct RemoveUnlessRenamed {
   fs::path folder;
   ~RemoveUnlessRenamed() {
     std::error_code ec;
-    fs::remove_all(folder, ec);  // after the rename there is nothing of this name
+    if (!folder.empty()) fs::remove_all(folder, ec);  // after the rename there is nothing of this name
   }
 };
 }  // namespace
 
 void save_checkpoint(const fs::path& out, int64_t step, Drafter& drafter, Optimizer& optimizer, const Json& state,
                      const std::function<void(const fs::path&)>& extra) {
+  Collectives& ranks = *optimizer.sharing().ranks;
   const fs::path parent = checkpoints_folder(out), final_name = parent / fmt::format("step-{:08}", step);
   const fs::path temporary = parent / fmt::format("writing-{:08}", step);
-  make_folder(parent);
-  fs::remove_all(temporary);
-  make_folder(temporary);
-  const RemoveUnlessRenamed guard{temporary};
-  Context& ctx = drafter.context();
-  write_tensors(temporary / "masters.safetensors", ctx, masters(drafter));
-  write_tensors(temporary / "optimizer.safetensors", ctx, states(optimizer));
+  const bool first = ranks.rank() == 0;
+  if (first) {
+    make_folder(parent);
+    fs::remove_all(temporary);
+    make_folder(temporary);
+  }
+  const RemoveUnlessRenamed guard{first ? temporary : fs::path()};
+  ranks.barrier();
+  Json files = Json::object();
+  if (ranks.rank() < ranks.group()) {
+    DS_REQUIRE(fs::is_directory(temporary), "rank {} does not see {}, which rank 0 has made: --out must be in a folder that all ranks share", ranks.rank(), temporary.string());
+    const auto write = [&](const char* kind, const std::vector<NamedTensor>& tensors) {
+      const std::string name = file_name(kind, ranks.place(), ranks.group());
+      write_tensors(temporary / name, drafter.context(), tensors);
+      files[name] = describe_file(temporary / name);
+    };
+    write("masters", masters(drafter));
+    write("optimizer", states(optimizer));
+  }
+  const std::vector<std::string> of_ranks = ranks.gather(files.dump());
+  const int64_t optimizer_steps = optimizer.steps();
+  if (!first) return ranks.barrier();
+  for (const std::string& text : of_ranks) files.update(Json::parse(text));
   if (extra) extra(temporary);
+  for (const auto& entry : fs::directory_iterator(temporary)) {
+    const std::string name = entry.path().filename().string();
+    if (!files.contains(name)) files[name] = describe_file(entry.path());
+  }
   Json s = state;
-  s["format_version"] = "1.2";
+  s["format_version"] = ranks.group() > 1 ? "1.3" : "1.2";
   s["step"] = step;
-  s["optimizer_steps"] = optimizer.steps();
-  s["files"] = describe_files(temporary);
+  s["optimizer_steps"] = optimizer_steps;
+  if (ranks.group() > 1) s["owners"] = ranks.group();
+  s["files"] = files;
   s[kOwnChecksum] = json_checksum(s);
   write_text_atomic(temporary / "state.json", s.dump(1, ' ', false, Json::error_handler_t::replace));
   fsync_path(temporary);
@@ -170,6 +202,7 @@ void save_checkpoint(const fs::path& out, int64_t step, Drafter& drafter, Optimi
   fs::rename(temporary, final_name, ec);
   DS_REQUIRE(!ec, "cannot rename {} to {}: {}", temporary.string(), final_name.string(), ec.message());
   fsync_path(parent);
+  ranks.barrier();
 }
 
 namespace {
@@ -215,6 +248,18 @@ std::optional<FoundCheckpoint> newest_checkpoint(const fs::path& out) {
   return std::nullopt;
 }
 
+std::optional<FoundCheckpoint> newest_checkpoint(const fs::path& out, Collectives& ranks) {
+  std::optional<FoundCheckpoint> found;
+  if (ranks.rank() == 0) found = newest_checkpoint(out);
+  double step_plus_one = found ? static_cast<double>(found->step) + 1 : 0;
+  ranks.sum({&step_plus_one, 1});
+  if (ranks.rank() > 0 && step_plus_one > 0) {
+    const auto step = static_cast<int64_t>(step_plus_one) - 1;
+    found = {checkpoints_folder(out) / fmt::format("step-{:08}", step), step};
+  }
+  return found;
+}
+
 bool has_checkpoint(const fs::path& out) { return !list_checkpoints(out).empty(); }
 
 std::optional<BestCheckpoint> best_checkpoint(const fs::path& out) {
@@ -239,12 +284,14 @@ Json read_checkpoint_state(const FoundCheckpoint& c) {
 
 void load_checkpoint(const FoundCheckpoint& c, Drafter& drafter, Optimizer& optimizer) {
   Context& ctx = drafter.context();
-  read_tensors(c.folder / "masters.safetensors", ctx, masters(drafter));
+  const Json state = read_checkpoint_state(c);
+  read_tensors(open_files(c, "masters", state), ctx, masters(drafter));
   for (const Parameter& p : drafter.parameters())
     if (p.cast_on_update()) copy(ctx, {p.value, p.master});
+  optimizer.gather_weights();
   drafter.refresh();
-  read_tensors(c.folder / "optimizer.safetensors", ctx, states(optimizer));
-  optimizer.set_steps(read_checkpoint_state(c).at("optimizer_steps").get<int64_t>());
+  read_tensors(open_files(c, "optimizer", state), ctx, states(optimizer));
+  optimizer.set_steps(state.at("optimizer_steps").get<int64_t>());
 }
 
 }  // namespace dspark::train

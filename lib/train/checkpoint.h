@@ -5,6 +5,9 @@
 //                                    masters.safetensors       fp32 masters of every trainable tensor
 //                                    optimizer.safetensors     m.<name>, v.<name>
 //
+// A run on several ranks writes both once an owner, masters-00001-of-00004.safetensors and so on, into a folder that all of them see.
+// Any number of ranks can go on from it: a tensor is found by its name.
+//
 // Frozen tensors are left out. A folder is written under another name, synced, and renamed; it loses its name before anything in
 // it is removed. One whose files are not what its state says (cut, damaged, missing) is set aside as `damaged-N` and the one before
 // it is taken. Older ones are removed only after a newer one is safe; the one with the best validation stays.
@@ -20,7 +23,7 @@
 
 namespace dspark::train {
 
-// Writes OUT/checkpoints/step-N. `state` must hold "step"; `extra` may write more files into the (temporary) folder.
+// Writes OUT/checkpoints/step-N; all ranks together. `state` and `extra` are rank 0's. `state` must hold "step"; `extra` may write more files into the (temporary) folder.
 void save_checkpoint(const fs::path& out, int64_t step, model::Drafter& drafter, Optimizer& optimizer, const Json& state,
                      const std::function<void(const fs::path&)>& extra = {});
 // Keeps the newest `keep` and the best by `validation_tau` in their states, removes the others and leftovers of interrupted writes.
@@ -39,9 +42,11 @@ struct BestCheckpoint {
 };
 std::optional<BestCheckpoint> best_checkpoint(const fs::path& out);
 bool has_checkpoint(const fs::path& out);
+// What rank 0 finds, for all ranks.
+std::optional<FoundCheckpoint> newest_checkpoint(const fs::path& out, model::Collectives& ranks);
 Json read_checkpoint_state(const FoundCheckpoint& c);
-// Loads masters (and the values that follow from them) and optimizer states. Throws when a tensor is missing or has another
-// shape.
+// Loads masters (and the values that follow from them) and optimizer states; all ranks together. Throws when a tensor is missing or
+// has another shape.
 void load_checkpoint(const FoundCheckpoint& c, model::Drafter& drafter, Optimizer& optimizer);
 
 }  // namespace dspark::train

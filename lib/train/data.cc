@@ -212,13 +212,42 @@ void finish_row(HostRow& row, const PackTarget& target, const PackOptions& o) {
 
 }  // namespace
 
-StepBatch make_step_batch(const std::vector<Dataset::Draw>& documents, const PackTarget& target, const PackOptions& options) {
-  StepBatch batch;
+namespace {
+int64_t tokens_of(const RowDocuments& row) {
+  int64_t n = 0;
+  for (const auto& d : row) n += d.document.n_tokens;
+  return n;
+}
+}  // namespace
+
+std::vector<RowDocuments> pack_documents(const std::vector<Dataset::Draw>& documents, int64_t row_tokens) {
+  std::vector<RowDocuments> rows;
   for (const auto& d : documents) {
-    if (batch.rows.empty() ||
-        static_cast<int64_t>(batch.rows.back()->tokens.size()) + d.document.n_tokens > options.row_tokens)
-      batch.rows.push_back(std::make_unique<HostRow>());
-    append_document(*batch.rows.back(), d, target, options);
+    if (rows.empty() || tokens_of(rows.back()) + d.document.n_tokens > row_tokens) rows.emplace_back();
+    rows.back().push_back(d);
+  }
+  return rows;
+}
+
+std::vector<std::vector<size_t>> deal_rows(const std::vector<RowDocuments>& rows, int64_t ranks) {
+  std::vector<size_t> order(rows.size());
+  std::iota(order.begin(), order.end(), size_t{0});
+  std::stable_sort(order.begin(), order.end(), [&](size_t a, size_t b) { return tokens_of(rows[a]) > tokens_of(rows[b]); });
+  std::vector<std::vector<size_t>> dealt(static_cast<size_t>(ranks));
+  // There and back again: who had the longest of one round has the shortest of the next.
+  for (size_t i = 0; i < order.size(); ++i) {
+    const size_t round = i / dealt.size(), at = i % dealt.size();
+    dealt[round % 2 == 0 ? at : dealt.size() - 1 - at].push_back(order[i]);
+  }
+  for (auto& own : dealt) std::sort(own.begin(), own.end());
+  return dealt;
+}
+
+StepBatch make_rows(const std::vector<RowDocuments>& rows, const PackTarget& target, const PackOptions& options) {
+  StepBatch batch;
+  for (const RowDocuments& documents : rows) {
+    batch.rows.push_back(std::make_unique<HostRow>());
+    for (const auto& d : documents) append_document(*batch.rows.back(), d, target, options);
   }
   for (auto& row : batch.rows) {
     finish_row(*row, target, options);
@@ -226,7 +255,12 @@ StepBatch make_step_batch(const std::vector<Dataset::Draw>& documents, const Pac
     batch.tokens += static_cast<int64_t>(row->tokens.size());
     batch.slots += row->batch.plan.n_slots();
   }
+  batch.micro_steps = static_cast<int64_t>(batch.rows.size());
   return batch;
+}
+
+StepBatch make_step_batch(const std::vector<Dataset::Draw>& documents, const PackTarget& target, const PackOptions& options) {
+  return make_rows(pack_documents(documents, options.row_tokens), target, options);
 }
 
 }  // namespace dspark::train

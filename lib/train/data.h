@@ -4,7 +4,8 @@
 // both sides, since a later one repeats the text of those before it. The order is a function of the seed alone: step s takes
 // documents [s*N, (s+1)*N) of the endless stream of shuffled epochs, so that resuming needs no state. A store of weight w gives
 // each of its documents w times an epoch; of the fraction, each epoch draws which documents have it. A StepBatch is a step's
-// documents packed whole into rows of about `row_tokens`; rows are the micro-steps.
+// documents packed whole into rows of about `row_tokens`; rows are the micro-steps. Several ranks deal the rows among them: what a step
+// trains on never depends on their number.
 #pragma once
 
 #include <memory>
@@ -85,6 +86,7 @@ struct StepBatch {
   std::vector<std::unique_ptr<HostRow>> rows;
   double weight_sum = 0;
   int64_t tokens = 0, slots = 0;
+  int64_t micro_steps = 0;  // of the rank that has most rows; what follows them has none here
   double flops = 0;  // of its rows (StepFlops); 0: nobody counted
 };
 
@@ -107,7 +109,15 @@ struct PackTarget {
   std::vector<int> parts;         // which of the store's columns are the drafter's taps; the last state is always read
 };
 
-// Reads the documents' states (throws on damage, and on NaN or infinity, naming sample, token and column).
+// Documents packed whole, in their order.
+using RowDocuments = std::vector<Dataset::Draw>;
+std::vector<RowDocuments> pack_documents(const std::vector<Dataset::Draw>& documents, int64_t row_tokens);
+// The rows that each rank takes, as indices in ascending order: as many as anyone else or one less, and of the long ones its share. A
+// rank's i-th row belongs to micro-step i.
+std::vector<std::vector<size_t>> deal_rows(const std::vector<RowDocuments>& rows, int64_t ranks);
+StepBatch make_rows(const std::vector<RowDocuments>& rows, const PackTarget& target, const PackOptions& options);
+
+// All of a step's rows. Reads the documents' states (throws on damage, and on NaN or infinity, naming sample, token and column).
 StepBatch make_step_batch(const std::vector<Dataset::Draw>& documents, const PackTarget& target, const PackOptions& options);
 
 }  // namespace dspark::train

@@ -21,10 +21,10 @@ Objective dflash_objective() {
   return o;
 }
 
-double Objective::scale(int term, const BatchPlan& plan) const {
+double Objective::scale(int term, const BatchPlan& plan, double weight_sum) const {
   switch (denominator) {
     case Denominator::pooled: return 1;
-    case Denominator::micro: return 1 / (plan.weight_sum + 1e-6);
+    case Denominator::micro: return 1 / ((weight_sum < 0 ? plan.weight_sum : weight_sum) + 1e-6);
     case Denominator::count: return 1 / (static_cast<double>(plan.n_slots()) + (term == kConf ? 1e-8 : 1e-5));
   }
   return 1;
@@ -44,6 +44,40 @@ void StepMetrics::add(const StepMetrics& o) {
     for (size_t i = 0; i < b.size(); ++i) a[i] += b[i];
   };
   add_to(accept_sum, o.accept_sum), add_to(top1_sum, o.top1_sum), add_to(slot_count, o.slot_count);
+}
+
+namespace {
+// Calls `each` on every sum of `m`, in one order.
+template <typename Each>
+void each_sum(StepMetrics& m, const Each& each) {
+  for (double& v : m.term_sum) each(v);
+  for (double* v : {&m.weight_sum, &m.slots, &m.blocks, &m.tau_sum, &m.conf_bias_sum, &m.conf_abs_sum, &m.conf_sum}) each(*v);
+  for (CalibrationBin& bin : m.calibration)
+    for (double* v : {&bin.slots, &bin.confidence_sum, &bin.accept_sum}) each(*v);
+  for (auto* list : {&m.accept_sum, &m.top1_sum, &m.slot_count})
+    for (double& v : *list) each(v);
+}
+
+StepMetrics zero_metrics(int64_t block) {
+  StepMetrics m;
+  for (auto* list : {&m.accept_sum, &m.top1_sum, &m.slot_count}) list->assign(static_cast<size_t>(block), 0);
+  return m;
+}
+}  // namespace
+
+std::vector<double> metric_sums(const StepMetrics& m, int64_t block) {
+  StepMetrics all = zero_metrics(block);
+  all.add(m);
+  std::vector<double> sums;
+  each_sum(all, [&](double v) { sums.push_back(v); });
+  return sums;
+}
+
+StepMetrics metrics_from_sums(std::span<const double> sums, int64_t block) {
+  StepMetrics m = zero_metrics(block);
+  size_t i = 0;
+  each_sum(m, [&](double& v) { v = sums[i++]; });
+  return m;
 }
 
 double StepMetrics::term(const Objective& o, int t) const {

@@ -15,8 +15,8 @@ inline constexpr std::array<const char*, model::kNumTerms> kTermNames = {"ce", "
 
 enum class Denominator : uint8_t {
   pooled,  // sum of w over the whole batch, all ranks and micro-steps: applied by the optimizer
-  micro,   // (sum of w + 1e-6) of one micro-step; micro-steps averaged (DeepSpec to the letter)
-  count,   // supervised slots of one micro-step (+ 1e-5; conf: + 1e-8); micro-steps averaged (speculators)
+  micro,   // (sum of w + 1e-6) of one micro-step over all ranks; micro-steps averaged (DeepSpec to the letter)
+  count,   // supervised slots of one micro-step on one rank (+ 1e-5; conf: + 1e-8); ranks and micro-steps averaged (speculators)
 };
 
 struct Objective {
@@ -29,8 +29,9 @@ struct Objective {
   bool dpace_confidence = false;   // for conf too (speculators before 0.9)
   bool detach_confidence = false;  // the confidence loss stops at its own weights
 
-  // What a micro-step's sum of weighted terms is multiplied with before the backward.
-  double scale(int term, const model::BatchPlan& plan) const;
+  // What a micro-step's sum of weighted terms is multiplied with before the backward. weight_sum: of the micro-step over all ranks;
+  // < 0: this row is all of it.
+  double scale(int term, const model::BatchPlan& plan, double weight_sum = -1) const;
 };
 
 // The bundles: deepspec DSpark (ce 0.1, tv 1.8, conf 1) and DFlash (ce only).
@@ -58,6 +59,10 @@ struct StepMetrics {
   double term(const Objective& o, int t) const;  // mean of one term, as the loss divides it
   double tau() const { return blocks > 0 ? tau_sum / blocks : 0; }
 };
+
+// The sums as one list, whose length depends on the block alone, and back: how ranks add them up.
+std::vector<double> metric_sums(const StepMetrics& m, int64_t block);
+StepMetrics metrics_from_sums(std::span<const double> sums, int64_t block);
 
 // slot_out: [S, kSlotOutCols] as downloaded.
 StepMetrics reduce_metrics(const model::BatchPlan& plan, std::span<const double> slot_out, const Objective& objective, bool confidence);

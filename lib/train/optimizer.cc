@@ -13,8 +13,8 @@ bool takes_muon(const Parameter& p) {
          !ends("markov_w1.weight") && !ends("markov_w2.weight");
 }
 
-Optimizer::Optimizer(Drafter& drafter, const OptimizerOptions& options)
-    : drafter_(drafter), ctx_(drafter.context()), options_(options) {
+Optimizer::Optimizer(Drafter& drafter, const OptimizerOptions& options, const Sharing& sharing)
+    : drafter_(drafter), ctx_(drafter.context()), options_(options), sharing_(sharing) {
   const auto& parameters = drafter_.parameters();
   for (size_t i = 0; i < parameters.size(); ++i)
     if (parameters[i].trainable) parameter_.push_back(i);
@@ -23,16 +23,22 @@ Optimizer::Optimizer(Drafter& drafter, const OptimizerOptions& options)
   int64_t work = 0;
   for (size_t i : parameter_) {
     const Parameter& p = parameters[i];
-    const bool muon = options_.muon && takes_muon(p);
-    OptimizerState s{p.name, ctx_.allocate(ctx_.acc_dtype(), p.grad.rows, p.grad.cols), {}};
-    fill(ctx_, {s.m, 0});
-    if (muon) {
-      work = std::max(work, muon_work(ctx_, p.grad.rows, p.grad.cols));
-    } else {
-      s.v = ctx_.allocate(ctx_.acc_dtype(), p.grad.rows, p.grad.cols);
-      fill(ctx_, {s.v, 0});
+    DS_ASSERT(p.owned == sharing_.owns(p.name), "{}: the drafter and the optimizer disagree on who owns it", p.name);
+    OptimizerState s{p.name, {}, {}, options_.muon && takes_muon(p)};
+    if (p.owned) {
+      s.m = ctx_.allocate(ctx_.acc_dtype(), p.grad.rows, p.grad.cols);
+      fill(ctx_, {s.m, 0});
+      if (s.muon) {
+        work = std::max(work, muon_work(ctx_, p.grad.rows, p.grad.cols));
+      } else {
+        s.v = ctx_.allocate(ctx_.acc_dtype(), p.grad.rows, p.grad.cols);
+        fill(ctx_, {s.v, 0});
+      }
     }
     states_.push_back(s);
+    if (!sharing_.several()) continue;
+    gradient_pieces_.push_back(add_wire(gradient_wires_, p, p.grad, sharing_.bf16_wire ? DType::bf16 : p.grad.dtype));
+    weight_pieces_.push_back(add_wire(weight_wires_, p, p.value, p.value.dtype));
   }
   scalars_ = ctx_.allocate(ctx_.acc_dtype(), 1, kNumStepScalars);
   fill(ctx_, {scalars_, 0});
@@ -41,13 +47,44 @@ Optimizer::Optimizer(Drafter& drafter, const OptimizerOptions& options)
 }
 
 Optimizer::~Optimizer() {
-  for (const auto& s : states_) {
-    ctx_.free(s.m);
-    if (s.v) ctx_.free(s.v);
-  }
+  for (const auto& s : states_)
+    for (const Tensor& t : {s.m, s.v})
+      if (t) ctx_.free(t);
+  for (const auto* wires : {&gradient_wires_, &weight_wires_})
+    for (const Wire& w : *wires)
+      if (w.copy) ctx_.free(w.copy);
   if (work_) ctx_.free(work_);
   ctx_.free(scalars_);
   ctx_.free(sums_);
+}
+
+Collectives::Piece Optimizer::add_wire(std::vector<Wire>& wires, const Parameter& p, const Tensor& t, DType dtype) {
+  Wire w{t, {}, p.owned};
+  if (t.dtype != dtype || (t.stride != t.cols && t.rows > 1)) w.copy = ctx_.allocate(dtype, t.rows, t.cols);
+  wires.push_back(w);
+  return {w.copy ? w.copy : t, sharing_.owner(p.name)};
+}
+
+void Optimizer::zero_gradients() {
+  for (const size_t i : parameter_) fill(ctx_, {drafter_.parameters()[i].grad, 0});
+}
+
+// Sums of the gradients at their owners.
+void Optimizer::share_gradients() {
+  for (const Wire& w : gradient_wires_)
+    if (w.copy) copy(ctx_, {w.copy, w.tensor});
+  sharing_.ranks->reduce_to_owners(gradient_pieces_);
+  for (const Wire& w : gradient_wires_)
+    if (w.copy && w.owned) copy(ctx_, {w.tensor, w.copy});
+}
+
+void Optimizer::gather_weights() {
+  if (!sharing_.several()) return;
+  for (const Wire& w : weight_wires_)
+    if (w.copy && w.owned) copy(ctx_, {w.copy, w.tensor});
+  sharing_.ranks->gather_from_owners(weight_pieces_);
+  for (const Wire& w : weight_wires_)
+    if (w.copy && !w.owned) copy(ctx_, {w.tensor, w.copy});
 }
 
 void Optimizer::enqueue_norm(size_t state) {
@@ -58,7 +95,7 @@ void Optimizer::enqueue_update(size_t state) {
   const Parameter& p = drafter_.parameters()[parameter_[state]];
   const OptimizerState& s = states_[state];
   const Tensor value = p.cast_on_update() ? p.value : Tensor{};
-  if (s.v)
+  if (!s.muon)
     adamw(ctx_, {p.master, s.m, s.v, p.grad, value, scalars_, options_.beta1, options_.beta2, options_.eps, options_.weight_decay});
   else
     muon(ctx_, {p.master, s.m, p.grad, value, scalars_, work_, muon_size(p.grad.rows, p.grad.cols), options_.muon_momentum, options_.muon_weight_decay, options_.muon_lr_factor});
@@ -71,9 +108,18 @@ void Optimizer::enqueue(double lr, double grad_scale, Readback& scalars) {
   host[kMaxNorm] = options_.clip;
   ctx_.device().upload(Queue::compute, scalars_.col_range(0, kNumHostScalars), {host, DType::f64, 1, kNumHostScalars, kNumHostScalars});
 
-  for (size_t j = 0; j < states_.size(); ++j) enqueue_norm(j);
+  if (sharing_.several()) {
+    share_gradients();
+    fill(ctx_, {sums_, 0});
+  }
+  const auto owned = [&](size_t j) { return drafter_.parameters()[parameter_[j]].owned; };
+  for (size_t j = 0; j < states_.size(); ++j)
+    if (owned(j)) enqueue_norm(j);
+  if (sharing_.several()) sharing_.ranks->sum_in_group(sums_);  // of each, all but one rank's are zero: exact in any order
   finish_norm(ctx_, {scalars_, sums_, options_.beta1, options_.beta2});
-  for (size_t j = 0; j < states_.size(); ++j) enqueue_update(j);
+  for (size_t j = 0; j < states_.size(); ++j)
+    if (owned(j)) enqueue_update(j);
+  gather_weights();
   drafter_.refresh_trainable();
   scalars.start(ctx_, scalars_);
   ctx_.device().wait(Queue::compute, scalars.event());

@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "train/planned_step.h"
+#include "train/shards.h"
 
 namespace dspark::train {
 
@@ -53,6 +54,18 @@ double TensorPlan::update_flops() const {
   double sum = 0;
   for (const PlanEntry& e : update) sum += e.counts.flops;
   return sum;
+}
+
+std::map<std::string, int64_t> plan_owners(const DrafterConfig& config, Precision precision, const OptimizerOptions& options, int64_t group) {
+  const UpdatePlan plan = plan_update(config, precision, options);
+  std::vector<const TensorPlan*> trained;
+  std::vector<double> costs;
+  for (const TensorPlan& t : plan.tensors)
+    if (t.trainable) trained.push_back(&t), costs.push_back(t.update_flops());
+  const std::vector<int> owners = assign_owners(costs, group);
+  std::map<std::string, int64_t> by_name;
+  for (size_t i = 0; i < trained.size(); ++i) by_name[trained[i]->name] = owners[i];
+  return by_name;
 }
 
 UpdatePlan plan_update(const DrafterConfig& config, Precision precision, const OptimizerOptions& options) {

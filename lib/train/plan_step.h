@@ -1,6 +1,7 @@
 // Sizes a training step before the first one, by running the real step code on the planner: nothing is allocated or computed.
 #pragma once
 
+#include <map>
 #include <string>
 #include <vector>
 
@@ -44,6 +45,8 @@ struct UpdatePlan {
   std::vector<TensorPlan> tensors;          // in the drafter's order
   std::vector<model::PlanEntry> everywhere;  // what each rank does whoever owns the tensors: refreshing its weights
 };
+// The owner, a place in a group of that many ranks, of each tensor that is trained: balanced by the optimizer's FLOPs.
+std::map<std::string, int64_t> plan_owners(const model::DrafterConfig& config, model::Precision precision, const OptimizerOptions& options, int64_t group);
 UpdatePlan plan_update(const model::DrafterConfig& config, model::Precision precision, const OptimizerOptions& options);
 
 }  // namespace dspark::train

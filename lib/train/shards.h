@@ -3,8 +3,12 @@
 #pragma once
 
 #include <cstdint>
+#include <map>
 #include <span>
+#include <string>
 #include <vector>
+
+#include "model/collectives.h"
 
 namespace dspark::train {
 
@@ -18,5 +22,15 @@ std::vector<int> assign_owners(std::span<const double> costs, int64_t ranks);
 
 // Largest share over the mean share: how much longer the slowest rank takes than a perfect split.
 double imbalance(std::span<const double> costs, std::span<const int> owners, int64_t ranks);
+
+// One rank's view of a run's sharing. The owners are plan_owners'.
+struct Sharing {
+  model::Collectives* ranks = &model::one_rank();
+  std::map<std::string, int64_t> owners;  // place in a shard group, of each trained tensor; empty: this rank
+  bool bf16_wire = false;                 // gradients go to their owners as bf16
+  bool several() const { return ranks->size() > 1; }
+  int64_t owner(const std::string& name) const { return owners.empty() ? ranks->place() : owners.at(name); }
+  bool owns(const std::string& name) const { return owner(name) == ranks->place(); }
+};
 
 }  // namespace dspark::train

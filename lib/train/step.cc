@@ -47,7 +47,7 @@ void TrainStep::enqueue(const MicroBatch& batch, bool backward, Write write, Rea
   const Tensor slot_out = arena_.matrix(acc, n_slots, kSlotOutCols);
   const Tensor scale = arena_.vector(acc, kNumTerms);
   d_joint_ = arena_.matrix(acc, n_slots, c.joint_cols());
-  for (int t = 0; t < kNumTerms; ++t) fill(ctx_, {scale.col_range(t, 1), objective_.scale(t, plan)});
+  for (int t = 0; t < kNumTerms; ++t) fill(ctx_, {scale.col_range(t, 1), objective_.scale(t, plan, batch.weight_sum)});
 
   // The confidence head's share of the Markov input: vanilla heads have it in d_joint.
   Tensor d_e;

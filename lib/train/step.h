@@ -26,6 +26,7 @@ struct TargetHead {
 struct MicroBatch {
   model::BatchPlan plan;
   model::ConstHostMatrix taps, last;
+  double weight_sum = -1;  // of the micro-step over all ranks (Denominator::micro); < 0: the plan's own
 };
 
 class TrainStep {

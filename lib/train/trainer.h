@@ -1,5 +1,9 @@
 // The training loop: batches from a reader thread one step ahead, forward, backward, update, a line a step, validation,
 // checkpoints; stops on request between steps.
+//
+// Of several ranks each has a Trainer of its own, made with the same data and options. A step's rows are dealt to them; one without a row
+// takes part with zeros. They stop at the same step when one is asked to. Records, results and the drafter's files are rank 0's; records
+// and metrics are of all ranks together.
 #pragma once
 
 #include <functional>
@@ -20,7 +24,7 @@ struct StepRecord {
   double loss = 0, lr = 0, grad_norm = 0;
   bool applied = true;          // false: skipped (no supervised slot, or gradients that are not finite)
   int64_t tokens = 0;
-  double flops = 0;             // of the step's forward and backward (StepFlops)
+  double flops = 0;             // of the step's forward and backward (StepFlops), a rank's on average
   double data_ms = 0, compute_ms = 0, optimizer_ms = 0, step_ms = 0;
 };
 
@@ -36,8 +40,9 @@ struct TrainerOptions {
   double time_limit_s = 0;     // 0: none
   bool stop_on_nonfinite = false;  // a gradient that is not finite is an Error; else its step is skipped and counted
   std::string config;          // JSON object that goes into state.json
-  std::function<void(const StepRecord&)> on_step;
-  std::function<void(const fs::path& folder)> write_drafter;  // called for each checkpoint and at the end
+  std::function<void(const StepRecord&)> on_step;             // on rank 0
+  std::function<void(const fs::path& folder)> write_drafter;  // on rank 0, for each checkpoint and at the end
+  Sharing sharing;  // among ranks; the drafter was made with its `owns`
 };
 
 struct TrainerResult {
@@ -54,14 +59,19 @@ class Trainer {
           const Objective& objective, const OptimizerOptions& optimizer, const TrainerOptions& options);
 
   void resume(const FoundCheckpoint& checkpoint);  // before run(): goes on from there
-  TrainerResult run();
+  TrainerResult run();  // what it throws, the other ranks are told
   int64_t arena_bytes() const { return arena_bytes_; }
 
  private:
   struct Enqueued;
+  TrainerResult train();
   StepBatch read_step(int64_t step) const;
   StepMetrics validate();
+  bool any(bool here);                                 // on some rank
+  bool decide(const std::function<bool()>& question);  // rank 0's answer, on all
+  StepMetrics sum(const StepMetrics& here);            // over the ranks
   void save(int64_t step, const StepMetrics* validation = nullptr);
+  void tell(const StepRecord& record);
 
   model::Drafter& drafter_;
   TargetHead& target_;
@@ -69,6 +79,7 @@ class Trainer {
   PackTarget pack_target_;
   Objective objective_;
   TrainerOptions options_;
+  model::Collectives& ranks_;
   Optimizer optimizer_;
   int64_t first_step_ = 0, arena_bytes_ = 0;
   std::unique_ptr<StepFlops> flops_;  // the reader thread's
