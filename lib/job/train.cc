@@ -12,6 +12,7 @@
 #include "job/fit.h"
 #include "job/gemm_choices.h"
 #include "job/init_drafter.h"
+#include "job/ranks.h"
 #include "job/recipe.h"
 #include "job/store_tools.h"
 #include "job/train_choices.h"
@@ -145,9 +146,7 @@ void check_same_run(const Json& saved, const OrderedJson& now, const fs::path& o
   DS_REQUIRE(difference.empty(), "{} holds another run ({}); choose another --out or remove it", out.string(), difference);
 }
 
-}  // namespace
-
-void run_train(const TrainOptions& given) {
+void train_as(RankSession& session, const TrainOptions& given) {
   TrainOptions o = given;
   std::optional<InitDrafter> init = InitDrafter::open(o);
   const std::vector<Setting> settings = apply_recipe(o, init ? &init->config() : nullptr);
@@ -165,6 +164,8 @@ void run_train(const TrainOptions& given) {
   if (o.plan && !o.planning.shape.empty()) return plan_shape(o, make_objective(o, true));
   if (!o.out.empty()) require_outside_stores(o.out, false, o.stores);
   check_watch_paths(o);
+  const bool trains = !o.plan && !o.common.dry_run;
+  if (trains) session.meet(o.common);
   const double start = now_s();
   const target::TargetFiles files(o.target);
   const train::Dataset data(open_stores(o, files), o.val_fraction, o.common.seed, o.store_weights);
@@ -202,17 +203,22 @@ void run_train(const TrainOptions& given) {
   }
 
   if (!backend->context().device().name().starts_with("cuda")) require_memory(config, parse_precision(o.common.precision), optimizer_options(o));
-  JsonLines json(o.common.json, JsonLines::Kind::stream);
+  Context& ctx = backend->context();
+  const std::unique_ptr<Collectives> joined = session.join(ctx);
+  Collectives& ranks = joined ? *joined : one_rank();
+  JsonLines json(session.first() ? o.common.json : "", JsonLines::Kind::stream);
   make_folder(o.out);
-  const FolderLock lock(o.out);
+  std::optional<FolderLock> lock;
+  if (session.first()) lock.emplace(o.out);
   const OrderedJson run = run_identity(o, config, kept, data, steps, batch_docs);
-  const auto checkpoint = train::newest_checkpoint(o.out);
+  const auto checkpoint = train::newest_checkpoint(o.out, ranks);
   if (checkpoint) check_same_run(train::read_checkpoint_state(*checkpoint).value("run", Json::object()), run, o.out);
   else
     DS_REQUIRE(!fs::exists(o.out / "config.json"), "{} holds a drafter but no checkpoint of this run; choose another --out", o.out.string());
 
-  Context& ctx = backend->context();
-  Drafter drafter(ctx, config, DrafterOptions{.train_embeddings = config.own_embeddings()});
+  train::Sharing sharing{&ranks, {}, o.planning.grad_wire == "bf16"};
+  if (session.several()) sharing.owners = train::plan_owners(config, parse_precision(o.common.precision), optimizer_options(o), ranks.group());
+  Drafter drafter(ctx, config, DrafterOptions{.train_embeddings = config.own_embeddings(), .owns = [&](const std::string& name) { return sharing.owns(name); }});
   const TensorValues from_target = train::target_values(files, kept);
   if (init) {
     init->load(drafter, o, from_target);
@@ -235,7 +241,8 @@ void run_train(const TrainOptions& given) {
     w.leave_out = {"embed_tokens.weight", "lm_head.weight"};  // the target's own
     write_drafter(folder, config, kept, device_values(drafter), w);
   };
-  std::optional<TrainWatch> watch;
+  t.sharing = sharing;
+  std::optional<TrainWatch> watch;  // the first rank's
   t.on_step = [&](const train::StepRecord& r) { watch->step(r); };
   train::Trainer trainer(drafter, target.head(), data, pack, objective, optimizer_options(o), t);
   if (checkpoint) trainer.resume(*checkpoint);
@@ -256,16 +263,28 @@ void run_train(const TrainOptions& given) {
   facts.objective = objective, facts.first_slot = first_slot(config.sample_from_anchor), facts.total_steps = steps, facts.settings = settings;
   facts.run = {{"drafter", drafter_text}, {"data", data_text}};
   facts.machine = {{"backend", backend->describe()}};
-  watch.emplace(o, *backend, json, std::move(facts), checkpoint ? checkpoint->step : 0);
-  const auto result = watch->run(trainer);
+  if (session.first()) watch.emplace(o, *backend, json, std::move(facts), checkpoint ? checkpoint->step : 0);
+  const auto result = watch ? watch->run(trainer) : trainer.run();
   json.write(OrderedJson{{"phase", result.stopped ? "stopped" : "done"}, {"steps", result.steps}, {"skipped", result.skipped}, {"seconds", now_s() - start},
                          {"train_seconds", result.seconds}, {"validation_tau", result.has_validation ? result.validation.tau() : 0.0},
                          {"best_step", result.best ? result.best->checkpoint.step : -1}, {"parameters", parameters}, {"trainable", trainable}, {"peak_rss_bytes", peak_rss_bytes()}});
-  watch->finish(result);
+  if (watch) watch->finish(result);
   if (result.stopped) stopped(fmt::format("checkpoint of step {} written; start the same command again to go on", result.steps).c_str());
   if (result.best && o.validate_every > 0)
     log_info("best validation: tau {:.3f} at step {}, kept in {}", result.best->tau, result.best->checkpoint.step, result.best->checkpoint.folder.string());
   log_info("{}: done in {}, drafter in {}", o.out.string(), format_seconds(result.seconds), o.out.string());
+}
+
+}  // namespace
+
+void run_train(const TrainOptions& options) {
+  RankSession session;
+  try {
+    train_as(session, options);
+  } catch (const std::exception& e) {
+    session.abort(e.what());
+    throw;
+  }
 }
 
 }  // namespace dspark::job
