@@ -54,6 +54,16 @@ std::vector<float> random_values(const std::string& name, int64_t n) {
   return v;
 }
 
+// Freed when a run ends, well or not.
+struct Freed {
+  Context& ctx;
+  TargetHead head{};
+  ~Freed() {
+    for (const Tensor& t : {head.head.value, head.norm})
+      if (t) ctx.free(t);
+  }
+};
+
 }  // namespace
 
 TinyRuns::TinyRuns(int64_t documents) {
@@ -101,7 +111,8 @@ Outcome TinyRuns::run(const RunOptions& o, net::Mesh* mesh) const {
     Drafter drafter(ctx, config, {.train_embeddings = config.own_embeddings(), .owns = [&](const std::string& name) { return sharing.owns(name); }});
     const auto target_values = [&](const std::string& name) { return random_values(name, kVocab * kWidth); };
     init_random(drafter, target_values, 7);
-    TargetHead target;
+    Freed freed{ctx};
+    TargetHead& target = freed.head;
     const auto head = target_values("lm_head.weight");
     target.head.value = ctx.allocate(ctx.act_dtype(), kVocab, kWidth);
     ctx.upload_now(target.head.value, {head.data(), DType::f32, kVocab, kWidth, kWidth});
@@ -135,7 +146,6 @@ Outcome TinyRuns::run(const RunOptions& o, net::Mesh* mesh) const {
       outcome.owned += p.owned ? 1 : 0;
       if (p.cast_on_update()) outcome.state_elements += p.master.size();
     }
-    ctx.free(target.head.value), ctx.free(target.norm);
   } catch (const std::exception& e) {
     outcome.error = e.what();
     if (mesh != nullptr) mesh->abort(e.what());

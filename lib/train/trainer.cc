@@ -129,8 +129,23 @@ struct Trainer::Enqueued {
   Readback scalars;
   bool open = false;
 
+  Enqueued() = default;
+  // After a failure the device may still be at it.
+  ~Enqueued() {
+    if (!open) return;
+    try {
+      for (Readback& r : slots) r.wait();
+      scalars.wait();
+    } catch (const std::exception&) {
+      // What ended the run is on its way already.
+    }
+  }
+  Enqueued(const Enqueued&) = delete;
+  Enqueued& operator=(const Enqueued&) = delete;
+
   void enqueue(Trainer& t, int64_t step) {
     const double start = now_s();
+    open = true;
     const AllRows all(batch, t.ranks_);
     size_t micro_steps = 0;
     const auto rows = static_cast<size_t>(std::count_if(batch.rows.begin(), batch.rows.end(), has_slots));
@@ -152,16 +167,16 @@ struct Trainer::Enqueued {
     }
     const double end = now_s();
     record.compute_ms = 1e3 * (middle - start), record.optimizer_ms = 1e3 * (end - middle), record.step_ms = record.data_ms + 1e3 * (end - start);
-    open = true;
   }
 
   // Waits for the device's results of this step.
   void finish(Trainer& t, TrainerResult& result) {
     if (!open) return;
-    open = false;
     size_t i = 0;
     for (const auto& row : batch.rows)
       if (has_slots(row)) record.metrics.add(t.step_->metrics(row->batch, slots[i++]));
+    if (record.applied) scalars.wait();
+    open = false;
     record.metrics = t.sum(record.metrics);
     if (record.applied) {
       const auto update = Optimizer::result(scalars);
@@ -185,15 +200,16 @@ void Trainer::tell(const StepRecord& record) {
 }
 
 TrainerResult Trainer::run() {
+  Enqueued last_two[2];  // gone after the others were told: then nothing waits for them any more
   try {
-    return train();
+    return train(last_two);
   } catch (const std::exception& e) {
     ranks_.abort(e.what());
     throw;
   }
 }
 
-TrainerResult Trainer::train() {
+TrainerResult Trainer::train(Enqueued* enqueued) {
   TrainerResult result;
   const double start = now_s();
   if (ranks_.size() > 1) {  // a warm start may differ in its last bits from one machine to another
@@ -201,7 +217,6 @@ TrainerResult Trainer::train() {
     drafter_.refresh();
   }
   // Step s is finished after step s + 1 was enqueued: the device never waits for the host to read a loss.
-  Enqueued enqueued[2];
   auto finish_all = [&](int64_t step) {
     for (const int64_t s : {step - 2, step - 1})
       if (s >= 0) enqueued[s % 2].finish(*this, result);

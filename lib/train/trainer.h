@@ -64,7 +64,7 @@ class Trainer {
 
  private:
   struct Enqueued;
-  TrainerResult train();
+  TrainerResult train(Enqueued* last_two);
   StepBatch read_step(int64_t step) const;
   StepMetrics validate();
   bool any(bool here);                                 // on some rank
