@@ -3,7 +3,9 @@
 #include <fmt/format.h>
 
 #include <charconv>
+#include <chrono>
 #include <string_view>
+#include <thread>
 
 #include "core/error.h"
 #include "model/backend_access.h"
@@ -216,7 +218,20 @@ void CudaDevice::wait(Queue q, model::Event e) {
 }
 
 void CudaDevice::synchronize(model::Event e) {
-  if (void* event = find(e)) check(driver_, driver_.cuEventSynchronize(event), "wait for the GPU");
+  void* event = find(e);
+  if (event == nullptr) return;
+  for (int64_t i = 0; watch_ && driver_.cuEventQuery(event) == kNotReady; ++i) {
+    if (i % 32 == 31) {
+      try {
+        watch_();
+      } catch (...) {
+        driver_.cuEventSynchronize(event);  // what others left hanging has ended; what is enqueued may use memory that goes now
+        throw;
+      }
+    }
+    if (i > 1000) std::this_thread::sleep_for(std::chrono::microseconds(50));
+  }
+  check(driver_, driver_.cuEventSynchronize(event), "wait for the GPU");
 }
 
 // ---- backend ---------------------------------------------------------------------------------------------------------------

@@ -54,8 +54,11 @@ class CudaDevice final : public model::Device {
   void wait(model::Queue q, model::Event e) override;
   void synchronize(model::Event e) override;
 
-  const Driver& driver() const { return driver_; }
   Stream stream(model::Queue q) const { return streams_[static_cast<size_t>(q)]; }
+  const Driver& driver() const { return driver_; }
+  void* context() const { return context_; }
+  // Called now and then while the host waits for the device; what it throws ends the wait. For work that others may leave hanging.
+  void set_watch(std::function<void()> watch) { watch_ = std::move(watch); }
   std::string describe() const;  // "NVIDIA H200, sm_90, 139.8 GiB"
   // Milliseconds that the compute queue takes for what `work` enqueues. Waits; not for use inside a step.
   double time(const std::function<void()>& work);
@@ -75,6 +78,7 @@ class CudaDevice final : public model::Device {
   uint64_t next_id_ = 1;
   std::deque<Live> live_;            // ascending ids
   std::vector<void*> idle_events_;
+  std::function<void()> watch_;
 };
 
 // Device memory that goes with its owner, also when the owner could not be made whole.

@@ -15,6 +15,7 @@
 namespace dspark::emulation {
 
 int64_t live_blas_objects();
+int64_t live_communicators();
 
 namespace {
 
@@ -203,7 +204,7 @@ int event_record(void* e, void* s) {
 }
 int event_query(void* e) {
   not_captured("cuEventQuery");
-  return happened(event_of(e)) ? cuda::kSuccess : cuda::kNotReady;
+  return query(event_of(e)) ? cuda::kSuccess : cuda::kNotReady;
 }
 int event_synchronize(void* e) {
   not_captured("cuEventSynchronize");
@@ -283,7 +284,7 @@ const cuda::Driver& fake_driver() {
 
 int64_t live_objects() {
   const Machine& m = machine();
-  return static_cast<int64_t>(m.streams.size() + m.events.size() + m.pinned.size() + m.graphs.size() + m.executables.size()) + m.retained + live_blas_objects();
+  return static_cast<int64_t>(m.streams.size() + m.events.size() + m.pinned.size() + m.graphs.size() + m.executables.size()) + m.retained + live_blas_objects() + live_communicators();
 }
 
 void set_devices(int count, int major, int minor) { machine().devices = count, machine().major = major, machine().minor = minor; }

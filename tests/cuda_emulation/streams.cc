@@ -6,6 +6,7 @@
 #include <utility>
 #include <vector>
 
+#include "core/log.h"
 #include "cuda_emulation/block.h"
 
 namespace dspark::emulation {
@@ -21,6 +22,7 @@ struct StreamState {
     EventState* event = nullptr;
     uint64_t number = 0;
     bool is_wait = false;
+    std::function<bool()> ready;        // of `work`; empty: always
   };
   std::deque<Item> items;
   bool capture = false;
@@ -39,7 +41,16 @@ double& device_clock() {
   return ms;
 }
 
-bool runnable(const StreamState& s) { return !s.items.empty() && !(s.items.front().is_wait && s.items.front().event->done < s.items.front().number); }
+bool runnable(const StreamState& s) {
+  if (s.items.empty()) return false;
+  const StreamState::Item& i = s.items.front();
+  return i.is_wait ? i.event->done >= i.number : !i.ready || i.ready();
+}
+
+std::function<void()>& other_ranks() {
+  static std::function<void()> f;
+  return f;
+}
 
 // One item of a random stream that can go on; false when none can.
 bool step() {
@@ -57,8 +68,12 @@ bool step() {
 
 template <typename Done>
 void run_until(const Done& done, const char* what) {
-  while (!done())
-    if (!step()) throw Fault(std::string(what) + " waits for something that never happens");
+  const double start = now_s();
+  while (!done()) {
+    if (step()) continue;
+    if (!other_ranks() || now_s() - start > 60) throw Fault(std::string(what) + " waits for something that never happens");
+    give_way();
+  }
 }
 
 void sometimes() {
@@ -86,10 +101,15 @@ void destroy_event(EventState* e) {
   delete e;
 }
 
-void enqueue(StreamState* s, std::function<void()> work) {
+void enqueue(StreamState* s, std::function<void()> work) { enqueue_when(s, {}, std::move(work)); }
+
+void enqueue_when(StreamState* s, std::function<bool()> ready, std::function<void()> work) {
   if (std::none_of(streams().begin(), streams().end(), [&](const auto& p) { return p.get() == s; })) throw Fault("work for a stream that does not exist");
-  if (s->capture) return s->captured.push_back(std::move(work));
-  s->items.push_back({std::move(work)});
+  if (s->capture) {
+    if (ready) throw Fault("work that waits for others is captured");
+    return s->captured.push_back(std::move(work));
+  }
+  s->items.push_back({std::move(work), nullptr, 0, false, std::move(ready)});
   sometimes();
 }
 
@@ -128,4 +148,14 @@ void synchronize_all() {
   run_until([] { return std::all_of(streams().begin(), streams().end(), [](const auto& s) { return s->items.empty(); }); }, "the device");
 }
 
+
+void set_give_way(std::function<void()> f) { other_ranks() = std::move(f); }
+void give_way() {
+  if (other_ranks()) other_ranks()();
+}
+
+bool query(EventState* e) {
+  if (!happened(e) && other_ranks() && random_below(2) == 0 && !step()) give_way();
+  return happened(e);
+}
 }  // namespace dspark::emulation
