@@ -29,7 +29,25 @@ void verify(const Options& o) {
   DS_REQUIRE(check.problems.empty() && check.not_finite == 0, "{} is damaged: extract the samples above again", o.verify.string());
 }
 
+// One thing at a time: what would be passed over in silence is wrong usage.
+void require_one(const Options& o) {
+  const auto& e = o.extract;
+  const std::pair<const char*, bool> looks[] = {{"--inspect", !o.inspect.empty()}, {"--verify", !o.verify.empty()}, {"--merge", !o.merge.empty()}, {"--preview", o.preview > 0}};
+  std::string one;
+  for (const auto& [name, asked] : looks) {
+    if (!asked) continue;
+    if (!one.empty()) fail_usage("{} and {}: one at a time", one, name);
+    one = name;
+  }
+  if (!one.empty() && e.synthesize > 0) fail_usage("{} and --synthesize: one at a time", one);
+  if (!one.empty() && one != "--preview" && !e.data.empty()) fail_usage("{} takes no --data", one);
+  if (one == "--merge" && e.common.dry_run) fail_usage("--merge has no --dry-run; --verify reads a store without writing");
+  if (e.regenerate && e.data.empty()) fail_usage("--regenerate answers rows of --data; --synthesize answers its own questions anyway");
+  if (!e.hold_out_file.empty() && e.hold_out <= 0) fail_usage("--hold-out-file needs --hold-out N");
+}
+
 void run(const Options& o) {
+  require_one(o);
   if (!o.inspect.empty()) {
     job::JsonLines json(o.extract.common.json);
     const Json j = job::inspect_store(o.inspect);

@@ -1,6 +1,7 @@
 // Looking at things: what a command shows a person it also gives a program, with --json.
 #include <catch2/catch.hpp>
 
+#include <filesystem>
 #include <nlohmann/json.hpp>
 
 #include "cli_bench.h"
@@ -59,6 +60,25 @@ TEST_CASE("settings, merges and dry runs are written as JSON", "[cli]") {
   auto dry = b.train(store, b.at("run"), 7, {"--dry-run"});
   CHECK(json_of(b, dry).at(0).at("steps") == 7);
   CHECK(json_of(b, b.extract(b.at("other"), {"--dry-run"})).at(0).at("rows") == 12);
+}
+
+TEST_CASE("extract does one thing at a time and passes over nothing in silence", "[cli]") {
+  const Bench b;
+  const auto store = b.make_store();
+  const std::vector<std::pair<std::vector<std::string>, std::string>> wrong = {
+      {{"--inspect", store, "--verify", store}, "--inspect and --verify"},
+      {{"--preview", "1", "--target", b.target, "--data", b.rows, "--synthesize", "2"}, "--preview and --synthesize"},
+      {{"--merge", store, "--out", b.at("merged"), "--data", b.rows}, "--merge takes no --data"},
+      {{"--merge", store, "--out", b.at("merged"), "--dry-run"}, "--merge has no --dry-run"},
+      {{"--target", b.target, "--synthesize", "2", "--regenerate", "--out", b.at("out")}, "--regenerate answers rows of --data"},
+      {{"--target", b.target, "--synthesize", "2", "--hold-out-file", b.at("held.jsonl"), "--out", b.at("out")}, "--hold-out-file needs --hold-out"}};
+  for (const auto& [options, said] : wrong) {
+    std::vector<std::string> command{"extract"};
+    command.insert(command.end(), options.begin(), options.end());
+    check_fails(dspark_run(command), 2, {said});
+  }
+  CHECK_FALSE(std::filesystem::exists(b.at("merged")));
+  CHECK_FALSE(std::filesystem::exists(b.at("out")));
 }
 
 TEST_CASE("help names options, values and defaults as people write them", "[cli]") {

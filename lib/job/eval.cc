@@ -108,6 +108,9 @@ void print_table(const std::string& name, const OrderedJson& j) {
   if (j.contains("match_greedy")) fmt::print("  greedy output equals plain decoding on {} of {} prompts\n", j["match_greedy"].get<int64_t>(), j["prompts"].get<int64_t>());
 }
 
+// The folder's own name, as shells complete it ("run/") too.
+std::string name_of(const fs::path& drafter) { return drafter.has_filename() ? drafter.filename().string() : drafter.parent_path().filename().string(); }
+
 // Streams one answer; accepted tokens in green on a terminal.
 void show(LoadedDrafter& d, const target::TargetFiles& files, const OrderedJson& messages, DecodeOptions options, std::string* answer) {
   const auto prompt = formats::prompt_ids(messages, nullptr, files.render(), files.tokenizer());
@@ -216,15 +219,15 @@ void run_eval(const EvalOptions& o) {
     return OrderedJson{{"drafter", o.drafters[k].string()}, {"temperature", o.temperature}, {"tasks", list}, {"total", all}};
   };
   OrderedJson result = result_of(0);
-  print_table(o.drafters[0].filename().string(), result["total"]);
+  print_table(name_of(o.drafters[0]), result["total"]);
   if (drafters.size() > 1) {
     result["compared"] = OrderedJson::array();
     for (size_t k = 1; k < drafters.size(); ++k) {
       OrderedJson other = result_of(k);
       const Interval difference = paired_difference(stats[0], stats[k], o.common.seed);
       other["paired_difference"] = OrderedJson{{"mean", difference.mean}, {"ci95", interval_json(difference)}};
-      print_table(o.drafters[k].filename().string(), other["total"]);
-      fmt::print("  {} - {}, paired by prompt: {:+.3f} [{:+.3f}, {:+.3f}]\n", o.drafters[0].filename().string(), o.drafters[k].filename().string(), difference.mean, difference.low, difference.high);
+      print_table(name_of(o.drafters[k]), other["total"]);
+      fmt::print("  {} - {}, paired by prompt: {:+.3f} [{:+.3f}, {:+.3f}]\n", name_of(o.drafters[0]), name_of(o.drafters[k]), difference.mean, difference.low, difference.high);
       result["compared"].push_back(other);
     }
   }
