@@ -67,6 +67,7 @@ void add_train(CLI::App& app) {
   sub->add_option("--keep", o->keep, "newest checkpoints kept, beside the best by validation")->capture_default_str()->group(run);
   sub->add_option("--time-limit", o->time_limit_s, "seconds; then checkpoint and exit 75")->capture_default_str()->group(run);
   sub->add_option("--on-nonfinite", o->on_nonfinite, "a gradient that is not finite: skip its step, or stop")->capture_default_str()->group(run);
+  sub->add_option("--grad-wire", o->planning.grad_wire, "gradients between ranks: fp32 or bf16")->capture_default_str()->group(run);
   sub->add_option("--report", o->report, "one page with the run's curves and numbers; written at the end, on a stop, and at each validation")->type_name("FILE.html")->group(run);
   sub->add_option("--tensorboard", o->tensorboard, "event files for TensorBoard; a resumed run goes on in the same folder")->type_name("DIR")->group(run);
   sub->add_flag("--resume", o->resume, "said for clarity: the same run always resumes")->group(run);
@@ -77,7 +78,6 @@ void add_train(CLI::App& app) {
   sub->add_option("--shape", o->planning.shape, "plan a drafter without target and store: " + job::shape_names() + ", or a drafter's config.json")->type_name("NAME|FILE")->group(plan);
   sub->add_option("--ranks", o->planning.ranks, "ranks that share the work, a machine each")->capture_default_str()->group(plan);
   sub->add_option("--rows", o->planning.rows, "rows a step, all ranks together (0: one a rank, or what the store gives)")->capture_default_str()->group(plan);
-  sub->add_option("--grad-wire", o->planning.grad_wire, "gradients between ranks: fp32 or bf16")->capture_default_str()->group(plan);
   sub->add_option("--codec-ratio", o->planning.codec_ratio, "of the states on disk or on the wire (0: the store's, else zstd's usual)")->capture_default_str()->group(plan);
   sub->add_option("--price", o->planning.price, "of a machine, an hour: the run's cost")->capture_default_str()->group(plan);
   add_common(*sub, o->common);

@@ -27,7 +27,6 @@ Precision precision_of(const TrainOptions& o) {
 void print_plan(const TrainOptions& o, PlanInput in) {
   PlanOptions options = o.planning;
   if (options.ranks < 1) fail_usage("--ranks {}: at least 1", options.ranks);
-  if (options.grad_wire != "fp32" && options.grad_wire != "bf16") fail_usage("--grad-wire {}: fp32 or bf16", options.grad_wire);
   if (options.codec_ratio > 0) in.codec_ratio = options.codec_ratio, in.codec = "given";
   in.precision = precision_of(o);
   in.optimizer = optimizer_options(o);
