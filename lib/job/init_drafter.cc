@@ -71,9 +71,9 @@ void InitDrafter::check_fit(const TrainOptions& o, const DrafterConfig& config) 
   mismatches_ = train::init_mismatches(config, files_, same_);
   std::string list;
   for (const auto& m : mismatches_) list += fmt::format("{}{} is {} there, {} here", list.empty() ? "" : "; ", m.name, m.there, m.here);
-  DS_REQUIRE(mismatches_.empty() || o.init_partial, "--init {}: {} of its tensors cannot go on in this drafter: {}; with --init-partial these start new", name_.string(),
+  DS_REQUIRE(mismatches_.empty() || o.init_partial, "--init {}: {} of its tensors cannot go on in this drafter: {}; with --init-partial these start new, or are left out where there are none here", name_.string(),
              mismatches_.size(), list);
-  if (!mismatches_.empty()) log_warn("--init {}: {} tensors start new: {}", name_.string(), mismatches_.size(), list);
+  if (!mismatches_.empty()) log_warn("--init {}: {} tensors start new, or are left out where there are none here: {}", name_.string(), mismatches_.size(), list);
 }
 
 void InitDrafter::load(Drafter& drafter, const TrainOptions& o, const TensorValues& target) const {
