@@ -74,7 +74,7 @@ cuda: deps
 	@home="$$(third_party/fetch_cuda.sh)" && $(MAKE) --no-print-directory build BUILD=build-cuda CMAKE_FLAGS="-DDSPARK_CUDA=ON -DDSPARK_CUDA_HOME=$$home -DDSPARK_TESTS=OFF"
 	@cmake --build build-cuda --target cuda_report
 
-# For 64-bit ARM with Debian's cross compiler; the tests run there under qemu-user.
+# For 64-bit ARM with Debian's cross compiler.
 arm64: deps
 	@if ! dpkg-query -W -f '$${db:Status-Status}\n' $(ARM64_PACKAGES) 2>/dev/null | awk '{n += $$0 == "installed"} END {exit n != $(words $(ARM64_PACKAGES))}'; then \
 	  if [ "$$(id -u)" = 0 ]; then sudo=""; else sudo=sudo; fi; \
