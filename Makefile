@@ -74,10 +74,11 @@ cuda: deps
 	@home="$$(third_party/fetch_cuda.sh)" && $(MAKE) --no-print-directory build BUILD=build-cuda CMAKE_FLAGS="-DDSPARK_CUDA=ON -DDSPARK_CUDA_HOME=$$home -DDSPARK_TESTS=OFF"
 	@cmake --build build-cuda --target cuda_report
 
-# For 64-bit ARM with Debian's cross compiler.
+# For 64-bit ARM with Debian's cross compiler; static, since programs that load libraries hang at their first thread under the emulator
+# of Debian 12. `qemu-aarch64 build-arm64/dspark_tests` runs the tests.
 arm64: deps
 	@if ! dpkg-query -W -f '$${db:Status-Status}\n' $(ARM64_PACKAGES) 2>/dev/null | awk '{n += $$0 == "installed"} END {exit n != $(words $(ARM64_PACKAGES))}'; then \
 	  if [ "$$(id -u)" = 0 ]; then sudo=""; else sudo=sudo; fi; \
 	  echo "installing $(ARM64_PACKAGES)"; \
 	  $$sudo dpkg --add-architecture arm64 && $$sudo apt-get update -qq && DEBIAN_FRONTEND=noninteractive $$sudo apt-get install -y -qq --no-install-recommends $(ARM64_PACKAGES) >/dev/null; fi
-	@$(MAKE) build BUILD=build-arm64 CMAKE_FLAGS="-DCMAKE_TOOLCHAIN_FILE=$(CURDIR)/third_party/aarch64.cmake"
+	@$(MAKE) build BUILD=build-arm64 CMAKE_FLAGS="-DCMAKE_TOOLCHAIN_FILE=$(CURDIR)/third_party/aarch64.cmake -DDSPARK_STATIC=ON"
