@@ -1,7 +1,7 @@
 // Recipes: what each decides, what an option that was given keeps, through the functions and through the binary.
 #include <catch2/catch.hpp>
-
 #include <nlohmann/json.hpp>
+#include <set>
 
 #include "cli_bench.h"
 #include "core/error.h"
@@ -62,6 +62,17 @@ TEST_CASE("--print-config says every value and where it came from", "[cli][train
   CHECK(r.out.find("loss                 kl=1,conf=1              recipe speculators") != std::string::npos);
   CHECK(r.out.find("rank                 256                      default") != std::string::npos);
   CHECK(dspark_run({"train", "--print-config", "--recipe", "eagle"}).code == 2);
+
+  // Every option is there but those that say where things are, what to do instead of training, and the plan's.
+  const std::set<std::string> others = {"help", "config", "json", "log-level", "store", "target", "out", "report", "tensorboard", "recipe", "resume", "plan", "print-config", "dry-run",
+                                        "machine", "shape", "ranks", "rows", "codec-ratio", "price"};
+  const Ran help = dspark_run({"train", "--help"});
+  for (size_t at = 0; (at = help.out.find("\n  --", at)) != std::string::npos;) {
+    at += 5;
+    const std::string name = help.out.substr(at, help.out.find_first_of(" \n", at) - at);
+    INFO(name);
+    CHECK((others.contains(name) || r.out.find("\n" + name + " ") != std::string::npos || r.out.starts_with(name + " ")));
+  }
 }
 
 // Every head and recipe trains, stops and goes on, and decodes: greedy output does not depend on the drafter.

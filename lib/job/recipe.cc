@@ -27,12 +27,12 @@ class Settings {
   void both(const char* name, T& field, const std::type_identity_t<T>& deepspec, const std::type_identity_t<T>& speculators) {
     const bool fixed = o_.was_given(name) || from_init(name);
     if (!fixed) field = speculators_ ? speculators : deepspec;
-    list_.push_back({name, fmt::format("{}", field), fixed ? source(name) : "recipe " + o_.recipe});
+    list_.push_back({name, fmt::format("{}", field), fixed ? source(name) : "recipe " + o_.recipe, !std::is_arithmetic_v<T>});
   }
   // One that no recipe decides.
   template <typename T>
   void plain(const char* name, const T& field) {
-    list_.push_back({name, fmt::format("{}", field), source(name)});
+    list_.push_back({name, fmt::format("{}", field), source(name), !std::is_arithmetic_v<T>});
   }
   std::vector<Setting> list() { return std::move(list_); }
 
@@ -94,7 +94,10 @@ std::vector<Setting> apply_recipe(TrainOptions& o, const model::DrafterConfig* i
   s.plain("rank", o.rank);
   s.plain("no-confidence", o.no_confidence);
   s.plain("draft-vocab", o.draft_vocab);
+  s.plain("taps", o.taps);
+  s.plain("mask-token", o.mask_token);
   s.plain("init", o.init.string());
+  s.plain("init-partial", o.init_partial);
   s.both("warm-start", o.warm_start, "target", "none");
   s.both("weights", o.weights, "deepspec", "speculators");
   // DeepSpec's dflash preset is cross-entropy alone; speculators' is that with D-PACE.
@@ -104,6 +107,7 @@ std::vector<Setting> apply_recipe(TrainOptions& o, const model::DrafterConfig* i
   s.both("denominator", o.denominator, "pooled", "count");
   s.both("slots", o.slots, "label-prefix", "row-mask");
   s.both("label", o.label, "data", "target");
+  s.plain("detach-confidence", o.detach_confidence);
   s.both("anchors", o.anchors, 512, 512);
   s.both("anchors-per", o.anchors_per, "document", "row");
   s.both("tap-noise", o.tap_noise, 0.0, 0.0);
@@ -115,10 +119,25 @@ std::vector<Setting> apply_recipe(TrainOptions& o, const model::DrafterConfig* i
   s.both("clip", o.clip, 1.0, 1.0);
   s.both("schedule", o.schedule, "cosine", "linear");
   s.both("warmup", o.warmup, 0.04, 0.01);
+  s.plain("steps", o.steps);
+  s.plain("epochs", o.epochs);
   s.plain("batch-docs", o.batch_docs);
   s.plain("row-tokens", o.row_tokens);
+  s.plain("chunk-slots", o.chunk_slots);
+  s.plain("store-weights", fmt::format("{}", fmt::join(o.store_weights, ",")));
   s.plain("seed", o.common.seed);
   s.plain("precision", o.common.precision);
+  s.plain("grad-wire", o.planning.grad_wire);
+  s.plain("val-fraction", o.val_fraction);
+  s.plain("validate-every", o.validate_every);
+  s.plain("save-every", o.save_every);
+  s.plain("keep", o.keep);
+  s.plain("time-limit", o.time_limit_s);
+  s.plain("on-nonfinite", o.on_nonfinite);
+  s.plain("device", o.common.device);
+  s.plain("threads", o.common.threads);
+  s.plain("cpu-kernel", o.common.cpu_kernel);
+  s.plain("gemm-table", o.common.gemm_table.string());
   return s.list();
 }
 

@@ -12,10 +12,11 @@ namespace dspark::job {
 
 struct Setting {
   std::string name, value, source;  // source: "given", "init", "recipe deepspec", "default"
+  bool is_text = true;              // else `value` is a number, true or false, as JSON spells them
 };
 
-// Sets what nobody gave, from the drafter to continue (null: none) and the recipe. Returns all settings of the objective, the
-// optimizer and the drafter's shape.
+// Sets what nobody gave, from the drafter to continue (null: none) and the recipe. Returns all settings that
+// decide the drafter or how it is trained, then those of the run.
 std::vector<Setting> apply_recipe(TrainOptions& options, const model::DrafterConfig* init = nullptr);
 
 }  // namespace dspark::job

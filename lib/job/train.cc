@@ -153,7 +153,7 @@ void train_as(RankSession& session, const TrainOptions& given) {
   if (o.print_config) {
     JsonLines json(o.common.json);
     for (const Setting& s : settings) {
-      json.write(OrderedJson{{"option", s.name}, {"value", s.value}, {"from", s.source}});
+      json.write(OrderedJson{{"option", s.name}, {"value", s.is_text ? OrderedJson(s.value) : OrderedJson::parse(s.value)}, {"from", s.source}});
       if (o.common.json != "-") fmt::print("{:<20} {:<24} {}\n", s.name, s.value.empty() ? "-" : s.value, s.source);
     }
     return json.finish();
@@ -266,10 +266,14 @@ void train_as(RankSession& session, const TrainOptions& given) {
   if (session.first()) watch.emplace(o, *backend, json, std::move(facts), checkpoint ? checkpoint->step : 0);
   const auto result = watch ? watch->run(trainer) : trainer.run();
   json.write(OrderedJson{{"phase", result.stopped ? "stopped" : "done"}, {"steps", result.steps}, {"skipped", result.skipped}, {"seconds", now_s() - start},
-                         {"train_seconds", result.seconds}, {"validation_tau", result.has_validation ? result.validation.tau() : 0.0},
-                         {"best_step", result.best ? result.best->checkpoint.step : -1}, {"parameters", parameters}, {"trainable", trainable}, {"peak_rss_bytes", peak_rss_bytes()}});
+                         {"train_seconds", result.seconds}, {"validation_tau", result.has_validation ? OrderedJson(result.validation.tau()) : OrderedJson()},
+                         {"best_step", result.best ? OrderedJson(result.best->checkpoint.step) : OrderedJson()}, {"parameters", parameters}, {"trainable", trainable}, {"peak_rss_bytes", peak_rss_bytes()}});
   if (watch) watch->finish(result);
-  if (result.stopped) stopped(fmt::format("checkpoint of step {} written; start the same command again to go on", result.steps).c_str());
+  if (result.stopped) {
+    const std::string saved = fmt::format("checkpoint of step {} written; start the same command again to go on", result.steps);
+    if (result.out_of_time) throw Error(fmt::format("stopped after --time-limit {:g}; {}", o.time_limit_s, saved), ExitCode::stopped);
+    stopped(saved.c_str());
+  }
   if (result.best && o.validate_every > 0)
     log_info("best validation: tau {:.3f} at step {}, kept in {}", result.best->tau, result.best->checkpoint.step, result.best->checkpoint.folder.string());
   log_info("{}: done in {}, drafter in {}", o.out.string(), format_seconds(result.seconds), o.out.string());

@@ -239,7 +239,7 @@ TrainerResult Trainer::train(Enqueued* enqueued) {
   while (step < options_.steps) {
     const bool out_of_time = options_.time_limit_s > 0 && now_s() - start > options_.time_limit_s;
     if (any(stop_requested() || out_of_time)) {
-      result.stopped = true;
+      result.stopped = true, result.out_of_time = out_of_time && !stop_requested();
       break;
     }
     Enqueued& now = enqueued[step % 2];

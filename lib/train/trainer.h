@@ -49,7 +49,7 @@ struct TrainerResult {
   int64_t steps = 0, skipped = 0;
   double seconds = 0, last_loss = 0;  // of the last training step
   StepMetrics validation;
-  bool has_validation = false, stopped = false;
+  bool has_validation = false, stopped = false, out_of_time = false;  // stopped: on request, or out of time
   std::optional<BestCheckpoint> best;  // by validation, among the checkpoints that are kept
 };
 
