@@ -15,7 +15,7 @@ struct Options {
   job::ExtractOptions extract;
   fs::path inspect, verify;
   std::vector<fs::path> merge;
-  int64_t preview = 0;
+  std::optional<int64_t> preview;
 };
 
 void verify(const Options& o) {
@@ -32,7 +32,7 @@ void verify(const Options& o) {
 // One thing at a time: what would be passed over in silence is wrong usage.
 void require_one(const Options& o) {
   const auto& e = o.extract;
-  const std::pair<const char*, bool> looks[] = {{"--inspect", !o.inspect.empty()}, {"--verify", !o.verify.empty()}, {"--merge", !o.merge.empty()}, {"--preview", o.preview > 0}};
+  const std::pair<const char*, bool> looks[] = {{"--inspect", !o.inspect.empty()}, {"--verify", !o.verify.empty()}, {"--merge", !o.merge.empty()}, {"--preview", o.preview.has_value()}};
   std::string one;
   for (const auto& [name, asked] : looks) {
     if (!asked) continue;
@@ -65,9 +65,9 @@ void run(const Options& o) {
     fmt::print(stderr, "{}: {} samples, {} added, {} duplicates\n", o.extract.out.string(), r.samples, r.added, r.duplicates);
     json.write(OrderedJson{{"store", o.extract.out.string()}, {"samples", r.samples}, {"added", r.added}, {"duplicates", r.duplicates}, {"left_out", r.problems.size()}});
     json.finish();
-  } else if (o.preview > 0) {
+  } else if (o.preview) {
     if (o.extract.target.empty() || o.extract.data.empty()) fail_usage("--preview needs --target and --data");
-    job::preview_rows(o.extract, o.preview);
+    job::preview_rows(o.extract, *o.preview);
   } else {
     job::run_extract(o.extract);
   }
@@ -87,6 +87,7 @@ void add_extract(CLI::App& app) {
   sub->add_option("--taps", e.taps, "auto, or layer numbers n (the state after n layers): 2,10,18")->capture_default_str();
   sub->add_option("--max-length", e.max_length, "tokens of a row; longer rows are cut")->capture_default_str();
   sub->add_option("--max-new-tokens", e.max_new_tokens, "tokens of an answer")->capture_default_str();
+  sub->add_option("--question-tokens", e.question_tokens, "of a question that --synthesize lets the target write; one without an end by then is left out")->capture_default_str();
   sub->add_option("--temperature", e.temperature, "of generated questions and answers; 0 is greedy")->capture_default_str();
   sub->add_option("--top-p", e.top_p, "nucleus of generated text")->capture_default_str();
   sub->add_option("--on-length", e.on_length, "answers cut by --max-new-tokens: keep or drop")->capture_default_str();

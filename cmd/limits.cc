@@ -63,6 +63,7 @@ constexpr Limit kLimits[] = {
     // Text and tasks
     {"--max-length", 8, kTokens},
     {"--max-new-tokens", 1, kTokens},
+    {"--question-tokens", 1, kTokens},
     {"--temperature", 0, 1e6, Limit::real},
     {"--top-k", 0, 1 << 28},
     {"--top-p", 1e-6, 1, Limit::real},
@@ -71,7 +72,7 @@ constexpr Limit kLimits[] = {
     {"--limit", 0, kMany},
     {"--synthesize", 0, kMany},
     {"--hold-out", 0, kMany},
-    {"--preview", 0, kMany},
+    {"--preview", 1, kMany},
 };
 
 const Limit* find_limit(const CLI::Option& option) {

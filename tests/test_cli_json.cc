@@ -44,6 +44,11 @@ TEST_CASE("extract --preview shows conversations, prompts and token rows", "[cli
   CHECK(lines[2].at("tokens") == 3);
   CHECK(lines[2].at("loss_tokens") == 2);
   CHECK(json_of(b, {"extract", "--preview", "1", "--regenerate", "--target", b.target, "--data", rows}).at(0).at("loss_tokens") == 0);
+  // What extract would drop is no preview of anything, and nothing to show is no success.
+  const auto unasked = b.scratch.put("unasked.jsonl", R"({"messages": [{"role": "assistant", "content": "cd"}]})" "\n");
+  check_fails(dspark_run({"extract", "--preview", "1", "--regenerate", "--target", b.target, "--data", unasked}), 1, {"no row to show"});
+  check_fails(dspark_run({"extract", "--preview", "1", "--target", b.target, "--data", b.scratch.put("empty.jsonl", "")}), 1, {"no row to show"});
+  check_fails(dspark_run({"extract", "--preview", "0", "--target", b.target, "--data", rows}), 2, {"--preview 0"});
 }
 
 TEST_CASE("settings, merges and dry runs are written as JSON", "[cli]") {
@@ -51,7 +56,7 @@ TEST_CASE("settings, merges and dry runs are written as JSON", "[cli]") {
   const auto store = b.make_store();
   bool found = false;
   for (const auto& line : json_of(b, {"train", "--print-config", "--lr", "3e-4"}))
-    if (line.at("option") == "lr") found = line.at("value") == "0.0003" && line.at("from") == "given";
+    if (line.at("option") == "lr") found = line.at("value") == 0.0003 && line.at("from") == "given";
   CHECK(found);
   const auto merged = json_of(b, {"extract", "--merge", store, "--out", b.at("merged")});
   REQUIRE(merged.size() == 1);
@@ -60,6 +65,11 @@ TEST_CASE("settings, merges and dry runs are written as JSON", "[cli]") {
   auto dry = b.train(store, b.at("run"), 7, {"--dry-run"});
   CHECK(json_of(b, dry).at(0).at("steps") == 7);
   CHECK(json_of(b, b.extract(b.at("other"), {"--dry-run"})).at(0).at("rows") == 12);
+  const auto synthesis = json_of(b, {"extract", "--target", b.target, "--synthesize", "3", "--hold-out", "2", "--hold-out-file", b.at("held.jsonl"), "--out", b.at("other"), "--taps", "1", "--dry-run"});
+  CHECK(synthesis.at(0).at("synthesize") == 3);
+  CHECK(synthesis.at(0).at("hold_out") == 2);
+  CHECK_FALSE(std::filesystem::exists(b.at("other")));
+  check_fails(dspark_run(b.extract(store, {"--dry-run", "--taps", "1"})), 1, {"holds a store of something else", "taps"});
 }
 
 TEST_CASE("extract does one thing at a time and passes over nothing in silence", "[cli]") {

@@ -39,6 +39,9 @@ TEST_CASE("extract: a question is held out or trained on, however often the stor
   INFO(other.describe());
   CHECK(other.code == 1);
   CHECK(other.said("max_new_tokens 4 there, 5 asked"));
+  auto dry = command(5, 3, "5");
+  dry.push_back("--dry-run");
+  check_fails(dspark_run(dry), 1, {"max_new_tokens 4 there, 5 asked"});
 }
 
 TEST_CASE("extract: the questions do not depend on where a run was stopped or in which order they were ended", "[cli][synthesis]") {

@@ -57,6 +57,12 @@ std::vector<Question> first_distinct(const std::map<uint64_t, std::string>& atte
   return questions;
 }
 
+// What became of the attempts that are no question of their own.
+std::string outcome(const std::map<uint64_t, std::string>& attempts, size_t distinct) {
+  const auto empty = static_cast<size_t>(std::count_if(attempts.begin(), attempts.end(), [](const auto& a) { return a.second.empty(); }));
+  return fmt::format("{} without an end in --question-tokens or of fewer than three words, {} said before", empty, attempts.size() - empty - distinct);
+}
+
 }  // namespace
 
 std::vector<Question> write_questions(target::TargetModel& model, const target::TargetFiles& files, const ExtractOptions& options, int64_t n) {
@@ -80,7 +86,7 @@ std::vector<Question> write_questions(target::TargetModel& model, const target::
     const auto prefix = tokenizer.encode(files.chat_template().user_prefix(files.chat_options()));
     target::GenerateOptions g = generate_options(files, options);
     g.seed = options.common.seed * 2 + 1;  // another stream than the answers'
-    g.max_new_tokens = std::min<int64_t>(128, options.max_new_tokens);
+    g.max_new_tokens = options.question_tokens;
     target::Generator generator(model, g);
     Progress progress("questions", static_cast<uint64_t>(n), "questions");
     size_t next_open = 0;
@@ -115,8 +121,9 @@ std::vector<Question> write_questions(target::TargetModel& model, const target::
         });
     progress.finish();
     if (stop_requested()) stopped("the questions written so far are kept; start the same command again to go on");
-    DS_REQUIRE(enough(), "the target wrote only {} distinct questions in {} attempts; raise --temperature or ask for fewer", distinct.size(), attempts.size());
+    DS_REQUIRE(enough(), "the target wrote only {} distinct questions in {} attempts ({}); raise --temperature, raise --question-tokens, or ask for fewer", distinct.size(), attempts.size(), outcome(attempts, distinct.size()));
   }
+  log_info("questions: {} wanted, {} distinct ones of {} attempts ({})", n, distinct.size(), attempts.size(), outcome(attempts, distinct.size()));
   return first_distinct(attempts, n);
 }
 

@@ -54,15 +54,9 @@ GatheredRows gather_rows_of(const ExtractOptions& o, const target::TargetFiles& 
   });
   while (auto row = reader.next()) {
     if (o.limit > 0 && static_cast<int64_t>(out.rows.size() + out.questions.size()) >= o.limit) break;
-    if (row->kind == Row::Kind::prompts || (o.regenerate && row->kind == Row::Kind::conversation)) {
-      const std::string text = first_user_turn(*row);
+    if (const auto question = question_of(*row, o, report)) {
       DS_REQUIRE(o.regenerate, "{}: a row of prompts has no answers; add --regenerate to let the target answer", row->where);
-      if (text.empty()) {
-        count_reason(report.dropped["no user turn"], o.strict, row->where, "no user turn", "nothing to answer");
-        continue;
-      }
-      out.questions.push_back({sample_id(sha256_hex(text).substr(0, 16)), text});
-      ++report.used;
+      if (!question->empty()) out.questions.push_back({sample_id(sha256_hex(*question).substr(0, 16)), *question});
       continue;
     }
     for (TokenRow& t : make_token_rows(*row, files.tokenizer(), render, mask, report)) out.rows.push_back({std::move(t), FinishReason::given});
@@ -137,7 +131,22 @@ StateCounts write_states(target::TargetModel& model, const std::vector<AnsweredR
   return counts;
 }
 
+// What can be said of --out without touching it: whether this command could go on there.
+void check_could_resume(const ExtractOptions& o, const StoreIdentity& identity) {
+  if (!fs::exists(o.out) || !is_store(o.out)) return;
+  const std::string difference = identity_difference(identity, open_store(o.out)->identity());
+  DS_REQUIRE(difference.empty(), "{} holds a store of something else ({}); choose another output or remove it", o.out.string(), difference);
+}
+
 }  // namespace
+
+std::optional<std::string> question_of(const Row& row, const ExtractOptions& o, RowReport& report) {
+  if (row.kind != Row::Kind::prompts && !(o.regenerate && row.kind == Row::Kind::conversation)) return std::nullopt;
+  const std::string text = first_user_turn(row);
+  if (text.empty()) count_reason(report.dropped["no user turn"], o.strict, row.where, "no user turn", "nothing to answer");
+  else ++report.used;
+  return text;
+}
 
 void run_extract(const ExtractOptions& o) {
   if (o.target.empty()) fail_usage("extract needs --target");
@@ -161,8 +170,13 @@ void run_extract(const ExtractOptions& o) {
   auto backend = make_job_backend(o.common);
   log_info("target {}: {} layers, width {}, {}; {}", files.name(), config.layers, config.hidden, files.quantisation(), backend->describe());
   if (o.common.dry_run) {
-    log_info("dry run: {} token rows, {} prompts; nothing is written", gathered.rows.size(), gathered.questions.size());
-    json.write(OrderedJson{{"rows", gathered.rows.size()}, {"prompts", gathered.questions.size()}});
+    check_could_resume(o, identity);
+    if (o.synthesize > 0 || !gathered.questions.empty()) const Synthesis same(o);
+    std::string text = fmt::format("{} token rows, {} prompts to answer", gathered.rows.size(), gathered.questions.size());
+    if (o.synthesize > 0) text += fmt::format(", {} conversations for the target to write", o.synthesize);
+    if (o.hold_out > 0) text += fmt::format(", {} more questions held out", o.hold_out);
+    log_info("dry run: {}; nothing is written", text);
+    json.write(OrderedJson{{"rows", gathered.rows.size()}, {"prompts", gathered.questions.size()}, {"synthesize", o.synthesize}, {"hold_out", o.hold_out}});
     return json.finish();
   }
   StoreWriter writer(o.out, identity);
@@ -171,6 +185,7 @@ void run_extract(const ExtractOptions& o) {
 
   const bool generate = o.synthesize > 0 || !gathered.questions.empty();
   target::TargetModel model(backend->context(), config, files.loader());
+  const double loaded_at = now_s();
   if (generate) {
     Synthesis synthesis(o);
     const auto [training, held] = synthesis.split(o.synthesize > 0 ? write_questions(model, files, o, synthesis.wanted()) : std::vector<Question>{});
@@ -194,14 +209,14 @@ void run_extract(const ExtractOptions& o) {
   if (report.lines > 0) fmt::print(stderr, "{}", printable(report.table()));
   log_info("{}: {} samples, {} tokens, {} in the loss; {} new, {} there already, {} duplicates, {} without a label", o.out.string(), totals.samples,
            totals.tokens, totals.mask_tokens, counts.stored, counts.present, counts.duplicate, counts.empty);
-  log_info("{} on disk, codec {}, ratio {:.2f}; {} (generating {}, states {})", format_bytes(static_cast<double>(totals.record_bytes)), o.codec,
+  log_info("{} on disk, codec {}, ratio {:.2f}; {} (loading {}, generating {}, states {})", format_bytes(static_cast<double>(totals.record_bytes)), o.codec,
            totals.record_bytes > 0 ? raw / static_cast<double>(totals.record_bytes) : 0.0, format_seconds(now_s() - start),
-           format_seconds(answered_at - start), format_seconds(now_s() - answered_at));
+           format_seconds(loaded_at - start), format_seconds(answered_at - loaded_at), format_seconds(now_s() - answered_at));
   json.write(OrderedJson{{"store", o.out.string()}, {"samples", totals.samples}, {"tokens", totals.tokens}, {"loss_tokens", totals.mask_tokens},
                          {"new", counts.stored}, {"present", counts.present}, {"duplicates", counts.duplicate},
                          {"bytes", totals.record_bytes}, {"ratio", totals.record_bytes > 0 ? raw / static_cast<double>(totals.record_bytes) : 0.0},
                          {"lines", report.lines}, {"used", report.used}, {"dropped", report.dropped_lines()}, {"cut", report.cut.count},
-                         {"seconds", now_s() - start}, {"question_seconds", generated_at - start}, {"answer_seconds", answered_at - generated_at},
+                         {"seconds", now_s() - start}, {"load_seconds", loaded_at - start}, {"question_seconds", generated_at - loaded_at}, {"answer_seconds", answered_at - generated_at},
                          {"peak_rss_bytes", peak_rss_bytes()}});
   json.finish();
 }

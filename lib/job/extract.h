@@ -7,10 +7,16 @@
 // The two journals are append-only and keyed by row id; the store knows which samples it holds.
 #pragma once
 
+#include <optional>
 #include <string>
 #include <vector>
 
 #include "job/common.h"
+
+namespace dspark::formats {
+struct Row;
+struct RowReport;
+}  // namespace dspark::formats
 
 namespace dspark::job {
 
@@ -21,7 +27,7 @@ struct ExtractOptions {
   int64_t synthesize = 0;
   bool regenerate = false;
   std::string taps = "auto";
-  int64_t max_length = 2048, max_new_tokens = 512, limit = 0;
+  int64_t max_length = 2048, max_new_tokens = 512, question_tokens = 128, limit = 0;
   double temperature = 1.0, top_p = 1.0;
   std::string codec = "zstd", on_length = "keep";
   bool strict = false;
@@ -31,5 +37,9 @@ struct ExtractOptions {
 };
 
 void run_extract(const ExtractOptions& options);
+
+// What the target is to be asked of a row: prompts always, a conversation with --regenerate. Rows with nothing to ask are counted as
+// dropped (with --strict: an Error) and give "". None: the row is taken as it stands.
+std::optional<std::string> question_of(const formats::Row& row, const ExtractOptions& options, formats::RowReport& report);
 
 }  // namespace dspark::job

@@ -34,14 +34,13 @@ std::vector<Segment> segments_of(const TokenRow& row, const Tokenizer& tokenizer
 
 // The rows a line becomes; what the target is to answer is one row without the answer.
 std::vector<TokenRow> rows_of(const Row& row, const target::TargetFiles& files, const ExtractOptions& o, RowReport& report) {
-  const bool to_answer = row.kind == Row::Kind::prompts || (o.regenerate && row.kind == Row::Kind::conversation);
-  const std::string question = to_answer ? first_user_turn(row) : "";
-  if (question.empty()) return make_token_rows(row, files.tokenizer(), files.render(), {.max_length = o.max_length, .strict = o.strict}, report);
+  const auto question = question_of(row, o, report);
+  if (!question) return make_token_rows(row, files.tokenizer(), files.render(), {.max_length = o.max_length, .strict = o.strict}, report);
+  if (question->empty()) return {};
   TokenRow prompt;
   prompt.where = row.where + ", for the target to answer (--regenerate)";
-  prompt.ids = prompt_ids(OrderedJson::array({OrderedJson{{"role", "user"}, {"content", question}}}), nullptr, files.render(), files.tokenizer());
+  prompt.ids = prompt_ids(OrderedJson::array({OrderedJson{{"role", "user"}, {"content", *question}}}), nullptr, files.render(), files.tokenizer());
   prompt.mask.assign(prompt.ids.size(), 0);
-  ++report.used;
   return {prompt};
 }
 
@@ -53,7 +52,8 @@ void preview_rows(const ExtractOptions& o, int64_t n) {
   RowReader reader(o.data, {.strict = o.strict}, report);
   JsonLines json(o.common.json);
   const bool colour = ::isatty(1) == 1, text = o.common.json != "-";
-  for (int64_t shown = 0; shown < n;) {
+  int64_t shown = 0;
+  while (shown < n) {
     const auto row = reader.next();
     if (!row) break;
     for (const TokenRow& t : rows_of(*row, files, o, report)) {
@@ -75,6 +75,7 @@ void preview_rows(const ExtractOptions& o, int64_t n) {
   }
   json.finish();
   fmt::print(stderr, "{}", printable(report.table()));
+  DS_REQUIRE(shown > 0, "{}: no row to show in {} lines", o.data.front().string(), report.lines);
 }
 
 }  // namespace dspark::job

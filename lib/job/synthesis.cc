@@ -14,7 +14,7 @@ namespace {
 fs::path record_path(const ExtractOptions& o) { return o.out / "synthesis.json"; }
 
 Json settings_of(const ExtractOptions& o) {
-  return Json{{"max_new_tokens", o.max_new_tokens}, {"max_length", o.max_length}, {"temperature", o.temperature}, {"top_p", o.top_p}, {"seed", o.common.seed}};
+  return Json{{"max_new_tokens", o.max_new_tokens}, {"question_tokens", o.question_tokens}, {"max_length", o.max_length}, {"temperature", o.temperature}, {"top_p", o.top_p}, {"seed", o.common.seed}};
 }
 
 }  // namespace
