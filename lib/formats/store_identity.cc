@@ -56,10 +56,11 @@ void check_identity(const StoreIdentity& id, std::string_view where) {
   }
 }
 
-std::string identity_difference(const StoreIdentity& asked, const StoreIdentity& found, IdentityCompare compare) {
+std::string identity_difference(const StoreIdentity& asked, const StoreIdentity& found, IdentityCompare compare, std::string_view asked_word,
+                                std::string_view found_word) {
   std::string out;
-  const auto add = [&out](std::string_view what, const std::string& a, const std::string& f) {
-    if (a != f) out += fmt::format("{}{}: {} asked, {} in the store", out.empty() ? "" : "; ", what, a, f);
+  const auto add = [&](std::string_view what, const std::string& a, const std::string& f) {
+    if (a != f) out += fmt::format("{}{}: {} {}, {} {}", out.empty() ? "" : "; ", what, a, asked_word, f, found_word);
   };
   add("target", quoted(asked.target), quoted(found.target));
   add("config hash", quoted(asked.config_hash), quoted(found.config_hash));

@@ -40,11 +40,12 @@ struct StoreIdentity {
 // Throws when a field makes no sense; `where` names the object in the message.
 void check_identity(const StoreIdentity& identity, std::string_view where);
 
-// "" when equal, else every field that differs: "taps: 2 10 18 asked, 2 9 15 in the store; ...".
-// `data_only` leaves out the codec (what a trainer reading several stores needs).
+// "" when equal, else every field that differs: "taps: 2 10 18 asked, 2 9 15 in the store; ...", with other words for the two where
+// nobody asked. `data_only` leaves out the codec (what a trainer reading several stores needs).
 enum class IdentityCompare { full, data_only };
 std::string identity_difference(const StoreIdentity& asked, const StoreIdentity& found,
-                                IdentityCompare compare = IdentityCompare::full);
+                                IdentityCompare compare = IdentityCompare::full, std::string_view asked_word = "asked",
+                                std::string_view found_word = "in the store");
 
 // Canonical JSON text (keys sorted), padded with spaces to a multiple of 8 bytes.
 std::string identity_text(const StoreIdentity& identity);

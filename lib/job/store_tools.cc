@@ -237,7 +237,7 @@ MergeResult merge_stores(const std::vector<fs::path>& inputs, const fs::path& ou
   };
   const StoreIdentity identity = identity_of(*sources[0]);
   for (const auto& s : sources) {
-    const std::string difference = identity_difference(identity_of(*s), identity);
+    const std::string difference = identity_difference(identity_of(*s), identity, IdentityCompare::full, "in the one", "in the other");
     DS_REQUIRE(difference.empty(), "merge: {} and {} hold different things ({})", s->path().string(),
                sources[0]->path().string(), difference);
   }

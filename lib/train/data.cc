@@ -43,7 +43,7 @@ Dataset::Dataset(std::vector<std::unique_ptr<SampleSource>> sources, double val_
   DS_REQUIRE(!sources_.empty(), "no store to train on");
   std::vector<DocumentRef> all;
   for (const auto& source : sources_) {
-    const std::string difference = formats::identity_difference(sources_.front()->identity(), source->identity(), formats::IdentityCompare::data_only);
+    const std::string difference = formats::identity_difference(sources_.front()->identity(), source->identity(), formats::IdentityCompare::data_only, "in the one", "in the other");
     DS_REQUIRE(difference.empty(), "{} and {} cannot be trained on together: {}", sources_.front()->path().string(),
                source->path().string(), difference);
     for (int64_t i = 0; i < source->size(); ++i) {
