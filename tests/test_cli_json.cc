@@ -30,6 +30,7 @@ TEST_CASE("extract --preview shows conversations, prompts and token rows", "[cli
   CHECK(ran.code == 0);
   CHECK(ran.out.find("[[cd") != std::string::npos);
   CHECK(ran.out.find("What is a bridge?") != std::string::npos);
+  CHECK(ran.said("prompts to answer"));
   const auto lines = json_of(b, command);
   REQUIRE(lines.size() == 3);
   int64_t in_loss = 0;

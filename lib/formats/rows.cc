@@ -182,6 +182,7 @@ std::string RowReport::table() const {
   };
   line("lines read", lines, "");
   line("lines used", used, "");
+  if (prompts) line("prompts to answer", prompts, "");
   if (rows)
     line("rows", rows,
          fmt::format("{} tokens, {} in the loss ({:.1f} %)", tokens, loss_tokens,

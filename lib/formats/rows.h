@@ -50,7 +50,8 @@ struct RowReport {
   };
   uint64_t lines = 0;  // read
   uint64_t used = 0;   // lines that became at least one token row (or prompt)
-  uint64_t rows = 0;   // token rows made of them
+  uint64_t prompts = 0;  // of the used lines: what a target is to answer
+  uint64_t rows = 0;     // token rows made of the others
   uint64_t tokens = 0, loss_tokens = 0;
   uint64_t split = 0;    // conversations that became one row per answer (the template changes what came before)
   uint64_t borders = 0;  // answers that begin or end inside a token, which is then left out of the loss

@@ -144,7 +144,7 @@ std::optional<std::string> question_of(const Row& row, const ExtractOptions& o, 
   if (row.kind != Row::Kind::prompts && !(o.regenerate && row.kind == Row::Kind::conversation)) return std::nullopt;
   const std::string text = first_user_turn(row);
   if (text.empty()) count_reason(report.dropped["no user turn"], o.strict, row.where, "no user turn", "nothing to answer");
-  else ++report.used;
+  else ++report.used, ++report.prompts;
   return text;
 }
 
