@@ -9,7 +9,7 @@ PACKAGES := g++ cmake ninja-build pkg-config ccache libcli11-dev libfmt-dev libz
             libutf8proc-dev zlib1g-dev libboost1.81-dev libboost-context1.81-dev libssl-dev catch2 python3 python3-pip
 ARM64_PACKAGES := g++-aarch64-linux-gnu qemu-user libzstd-dev:arm64 libpcre2-dev:arm64 libutf8proc-dev:arm64 zlib1g-dev:arm64 libboost-context1.81-dev:arm64 libssl-dev:arm64
 
-.PHONY: all build deps model test test-peers bench-peers demo install clean format asan tsan static arm64 cuda
+.PHONY: all build deps model test test-gpu test-peers bench-peers demo install clean format asan tsan static arm64 cuda
 
 all: build
 
@@ -73,6 +73,15 @@ static:
 cuda: deps
 	@home="$$(third_party/fetch_cuda.sh)" && $(MAKE) --no-print-directory build BUILD=build-cuda CMAKE_FLAGS="-DDSPARK_CUDA=ON -DDSPARK_CUDA_HOME=$$home -DDSPARK_TESTS=OFF"
 	@cmake --build build-cuda --target cuda_report
+
+# On a machine with a GPU: the operators, the public trainers' steps and trajectories on it; then the operators again under each tool of
+# compute-sanitizer, where there is one. `build-cuda/dspark bench all --device cuda` measures.
+test-gpu: deps
+	@home="$$(third_party/fetch_cuda.sh)" && cmake -S . -B build-cuda -G Ninja -DCMAKE_BUILD_TYPE=Release -DDSPARK_CUDA=ON -DDSPARK_CUDA_HOME=$$home -DDSPARK_TESTS=ON >/dev/null && \
+	cmake --build build-cuda -j $(JOBS) --target dspark dspark_device_tests && build-cuda/dspark_device_tests && \
+	if sanitizer="$$(PATH="$$PATH:$$home/bin" command -v compute-sanitizer)"; then \
+	  for tool in memcheck racecheck initcheck synccheck; do echo "$$tool"; "$$sanitizer" --tool $$tool --error-exitcode 1 build-cuda/dspark_device_tests "[ops]" || exit 1; done; \
+	else echo "no compute-sanitizer here: left out"; fi
 
 # For 64-bit ARM with Debian's cross compiler; static, since programs that load libraries hang at their first thread under the emulator
 # of Debian 12. `qemu-aarch64 build-arm64/dspark_tests` runs the tests.

@@ -1,7 +1,8 @@
 # The cuda backend compiled for real: kernels by nvcc, everything else by the C++ compiler. NVIDIA's libraries are loaded at run
 # time; only the runtime's launcher (libcudart_static, which loads the driver itself) is linked.
 #
-#   ds_cuda_backend(TARGET ARCHITECTURES 80 90 PTX)   adds it to an executable: code for these, and PTX of the last one
+#   ds_cuda_kernels(ARCHITECTURES 80 90 PTX)   compiles them once: code for these, and PTX of the last one
+#   ds_cuda_backend(TARGET)                    adds the backend to an executable
 set(DSPARK_CUDA_HOME "" CACHE PATH "a CUDA 13 toolkit; third_party/fetch_cuda.sh prints one")
 set(DSPARK_CUDA_ARCHITECTURES "80;90;100;103" CACHE STRING "architectures to compile for; PTX of the last one goes with them")
 
@@ -19,7 +20,7 @@ elseif(DS_NVCC)
   endif()
 endif()
 
-function(ds_cuda_backend target)
+function(ds_cuda_kernels)
   cmake_parse_arguments(ARG "PTX" "" "ARCHITECTURES" ${ARGN})
   get_filename_component(home ${DS_NVCC} REALPATH)
   get_filename_component(home ${home}/../.. ABSOLUTE)
@@ -56,9 +57,18 @@ function(ds_cuda_backend target)
   endforeach()
   set_source_files_properties(${objects} PROPERTIES EXTERNAL_OBJECT ON GENERATED ON)
 
-  file(GLOB sources CONFIGURE_DEPENDS ${CMAKE_SOURCE_DIR}/cuda/*.cc ${CMAKE_SOURCE_DIR}/cuda/toolkit/*.cc)
-  target_sources(${target} PRIVATE ${sources} ${objects})
-  target_include_directories(${target} PRIVATE ${CMAKE_SOURCE_DIR})
-  target_link_libraries(${target} PRIVATE ${DS_CUDART} ${CMAKE_DL_LIBS} rt)
+  add_custom_target(cuda_kernels DEPENDS ${objects})
   add_custom_target(cuda_report COMMAND python3 ${CMAKE_SOURCE_DIR}/cuda/toolkit/report.py ${CMAKE_BINARY_DIR}/kernels DEPENDS ${objects} VERBATIM)
+  set(DS_KERNEL_OBJECTS ${objects} PARENT_SCOPE)
+
+  file(GLOB sources CONFIGURE_DEPENDS ${CMAKE_SOURCE_DIR}/cuda/*.cc ${CMAKE_SOURCE_DIR}/cuda/toolkit/*.cc)
+  add_library(ds_cuda_host OBJECT ${sources})  # objects: register.cc must not be left out
+  target_link_libraries(ds_cuda_host PUBLIC ds_model ds_net ${DS_CUDART} ${CMAKE_DL_LIBS} rt)
+  target_include_directories(ds_cuda_host PUBLIC ${CMAKE_SOURCE_DIR})
+endfunction()
+
+function(ds_cuda_backend target)
+  target_sources(${target} PRIVATE ${DS_KERNEL_OBJECTS})
+  target_link_libraries(${target} PRIVATE ds_cuda_host)
+  add_dependencies(${target} cuda_kernels)
 endfunction()
