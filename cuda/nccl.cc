@@ -60,8 +60,9 @@ class NcclCollectives final : public model::Collectives {
   int64_t size() const override { return mesh_.size(); }
   int64_t group() const override { return group_; }
   std::string describe() const override { return fmt::format("{} ranks, NCCL {}.{}.{}", size(), version_ / 10000, version_ / 100 % 100, version_ % 100); }
-  void reduce_to_owners(std::span<const Piece> pieces) override;
-  void gather_from_owners(std::span<const Piece> pieces) override;
+  void start_reduce(std::span<const Piece> pieces) override;
+  void start_gather(std::span<const Piece> pieces) override;
+  void finish() override { device_.wait(Queue::compute, device_.record(Queue::comm)); }
   void sum_in_group(const Tensor& t) override;
   void sum(std::span<double> values) override {
     look();
@@ -85,9 +86,10 @@ class NcclCollectives final : public model::Collectives {
   void leave();
   bool pending() const;  // a collective that was enqueued has not happened
   bool overdue() const;
-  std::string async_error() const;
+  std::string async_error(bool overdue) const;
   void look();
   void watch();
+  void watch_once();
   void end(const std::string& reason) noexcept;
 
   const Nccl& nccl_;
@@ -100,13 +102,14 @@ class NcclCollectives final : public model::Collectives {
   std::atomic<double> enqueued_s_{0};
   mutable std::mutex mutex_;  // comms_ and ended_
   std::string ended_;         // why
+  std::function<void(const std::function<void()>&)> around_watchdog_;
   std::condition_variable wake_;
   bool closing_ = false;
   std::thread watchdog_;
 };
 
 NcclCollectives::NcclCollectives(CudaDevice& device, net::Mesh& mesh, const NcclOptions& options, const Nccl& nccl)
-    : nccl_(nccl), device_(device), mesh_(mesh), group_(options.collectives.group) {
+    : nccl_(nccl), device_(device), mesh_(mesh), group_(options.collectives.group), around_watchdog_(options.around_watchdog) {
   DS_ASSERT(group_ >= 1 && size() % group_ == 0, "{} ranks in groups of {}", size(), group_);
   ::setenv("NCCL_ALGO", "Ring", 0);
   settle(nccl_.ncclGetVersion(&version_), nullptr, "ask for its version");
@@ -207,7 +210,6 @@ void NcclCollectives::leave() {
   const Driver& driver = device_.driver();
   check(driver, driver.cuEventRecord(event_, device_.stream(Queue::comm)), "record an event");
   enqueued_s_ = now_s();
-  device_.wait(Queue::compute, device_.record(Queue::comm));
 }
 
 namespace {
@@ -218,7 +220,7 @@ size_t count(const Tensor& t) {
 }
 }  // namespace
 
-void NcclCollectives::reduce_to_owners(std::span<const Piece> pieces) {
+void NcclCollectives::start_reduce(std::span<const Piece> pieces) {
   look();
   enter();
   const Stream stream = device_.stream(Queue::comm);
@@ -235,7 +237,7 @@ void NcclCollectives::reduce_to_owners(std::span<const Piece> pieces) {
   leave();
 }
 
-void NcclCollectives::gather_from_owners(std::span<const Piece> pieces) {
+void NcclCollectives::start_gather(std::span<const Piece> pieces) {
   look();
   enter();
   const Stream stream = device_.stream(Queue::comm);
@@ -252,6 +254,7 @@ void NcclCollectives::sum_in_group(const Tensor& t) {
   const Stream stream = device_.stream(Queue::comm);
   grouped(0, "share the gradients' norms", [&](void* comm, const auto& called) { called(nccl_.ncclAllReduce(data(t), data(t), count(t), type_of(t.dtype), kNcclSum, comm, stream)); });
   leave();
+  finish();
 }
 
 // ---- looking around ----------------------------------------------------------------------------------------------------------
@@ -259,7 +262,8 @@ void NcclCollectives::sum_in_group(const Tensor& t) {
 bool NcclCollectives::pending() const { return enqueued_s_ > 0 && device_.driver().cuEventQuery(event_) == kNotReady; }
 bool NcclCollectives::overdue() const { return now_s() - enqueued_s_ > mesh_.deadline_s() && pending(); }
 
-std::string NcclCollectives::async_error() const {
+// With the lock held; `overdue` is asked for before, since the driver may be long in answering.
+std::string NcclCollectives::async_error(bool overdue) const {
   for (void* comm : comms_) {
     if (comm == nullptr) continue;
     int error = kNcclSuccess;
@@ -267,17 +271,18 @@ std::string NcclCollectives::async_error() const {
     if (asked != kNcclSuccess) error = asked;
     if (error != kNcclSuccess && error != kNcclInProgress) return fmt::format("NCCL: on rank {} a collective failed: {} (error {}); NCCL_DEBUG=WARN says more", rank(), nccl_.ncclGetErrorString(error), error);
   }
-  if (overdue()) return fmt::format("NCCL: rank {} waited {:g} s for a collective on its GPU: another rank is stuck or cut off. The last checkpoint is whole", rank(), mesh_.deadline_s());
+  if (overdue) return fmt::format("NCCL: rank {} waited {:g} s for a collective on its GPU: another rank is stuck or cut off. The last checkpoint is whole", rank(), mesh_.deadline_s());
   return "";
 }
 
 // Throws when the run cannot go on; then nothing of NCCL's runs on this device any more.
 void NcclCollectives::look() {
   std::string why;
+  const bool late = overdue();
   {
     const std::lock_guard lock(mutex_);
     why = ended_;
-    if (why.empty()) why = async_error();
+    if (why.empty()) why = async_error(late);
   }
   if (why.empty()) {
     if (!pending()) return;  // then nobody is waited for, and whoever has finished may go
@@ -300,18 +305,26 @@ void NcclCollectives::end(const std::string& reason) noexcept {
 }
 
 void NcclCollectives::watch() {
-  const Driver& driver = device_.driver();
-  driver.cuCtxSetCurrent(device_.context());
   std::unique_lock lock(mutex_);
   while (!closing_ && ended_.empty()) {
     wake_.wait_for(lock, std::chrono::milliseconds(250));
     if (closing_ || !ended_.empty()) return;
-    const std::string why = async_error();
-    if (why.empty()) continue;
     lock.unlock();
-    end(why);  // the host, which may be held up in the driver, then finds out why
-    return;
+    if (around_watchdog_) around_watchdog_([this] { watch_once(); });
+    else watch_once();
+    lock.lock();
   }
+}
+
+void NcclCollectives::watch_once() {
+  device_.driver().cuCtxSetCurrent(device_.context());
+  const bool late = overdue();
+  std::string why;
+  {
+    const std::lock_guard lock(mutex_);
+    if (ended_.empty()) why = async_error(late);
+  }
+  if (!why.empty()) end(why);  // the host, which may be held up in the driver, then finds out why
 }
 
 }  // namespace

@@ -4,6 +4,7 @@
 
 #include <climits>
 #include <cstddef>
+#include <functional>
 #include <memory>
 
 #include "cuda/backend.h"
@@ -58,6 +59,8 @@ const Nccl& nvidia_nccl();
 struct NcclOptions {
   model::CollectiveOptions collectives;
   bool watchdog = true;  // a thread of its own looks for ranks that hang; without it only waits of the host do
+  // How that thread looks; a test whose ranks share one emulated machine sees to it that nobody else is at it. Empty: look() alone.
+  std::function<void(const std::function<void()>& look)> around_watchdog;
 };
 // On the functions given: what tests use. `ctx` is a cuda backend's.
 std::unique_ptr<model::Collectives> make_nccl_collectives(model::Context& ctx, net::Mesh& mesh, const NcclOptions& options, const Nccl& nccl);

@@ -173,6 +173,71 @@ std::vector<Outcome> TinyRuns::run(const RunOptions& o, int64_t ranks, double de
   return run(o, ranks, deadline_s, [](int64_t, RunOptions&) {});
 }
 
+namespace {
+
+class AllAtTheEnd final : public Collectives {
+ public:
+  AllAtTheEnd(Context& ctx, std::unique_ptr<Collectives> inner, bool beside_the_backward) : ctx_(ctx), inner_(std::move(inner)), beside_(beside_the_backward) {}
+  int64_t rank() const override { return inner_->rank(); }
+  int64_t size() const override { return inner_->size(); }
+  int64_t group() const override { return inner_->group(); }
+  std::string describe() const override { return inner_->describe(); }
+  void start_reduce(std::span<const Piece> pieces) override {
+    if (gradients_.pieces.empty()) at_first_ = values_of(last_bucket_);
+    last_bucket_.assign(pieces.begin(), pieces.end());
+    gradients_.add(*this, pieces);
+  }
+  void start_gather(std::span<const Piece> pieces) override { weights_.add(*this, pieces); }
+  void finish() override {
+    if (!gradients_.pieces.empty()) {
+      check_same(gradients_);
+      if (beside_ && !at_first_.empty() && at_first_ == values_of(last_bucket_)) fail("all gradients were there when the first ones left");
+      inner_->reduce_to_owners(gradients_.pieces);
+    }
+    if (!weights_.pieces.empty()) inner_->gather_from_owners(weights_.pieces);
+    gradients_ = {}, weights_ = {};
+  }
+  void sum_in_group(const Tensor& t) override { inner_->sum_in_group(t); }
+  void sum(std::span<double> values) override { inner_->sum(values); }
+  std::vector<std::string> gather(const std::string& text) override { return inner_->gather(text); }
+  void abort(const std::string& reason) noexcept override { inner_->abort(reason); }
+
+ private:
+  using Values = std::vector<std::vector<double>>;
+  struct Started {
+    std::vector<Piece> pieces;
+    Values values;
+    void add(AllAtTheEnd& of, std::span<const Piece> more) {
+      pieces.insert(pieces.end(), more.begin(), more.end());
+      for (auto& v : of.values_of(more)) values.push_back(std::move(v));
+    }
+  };
+  Values values_of(std::span<const Piece> pieces) {
+    Values all;
+    for (const Piece& p : pieces) {
+      all.emplace_back(static_cast<size_t>(p.tensor.size()));
+      ctx_.download_now({all.back().data(), DType::f64, p.tensor.rows, p.tensor.cols, p.tensor.cols}, p.tensor);
+    }
+    return all;
+  }
+  void check_same(const Started& started) {
+    if (values_of(started.pieces) != started.values) fail("gradients changed after they had left");
+  }
+
+  Context& ctx_;
+  std::unique_ptr<Collectives> inner_;
+  bool beside_;
+  Started gradients_, weights_;
+  std::vector<Piece> last_bucket_;  // of the step before
+  Values at_first_;                 // what was in its tensors when the first bucket left
+};
+
+}  // namespace
+
+std::unique_ptr<Collectives> all_at_the_end(Context& ctx, std::unique_ptr<Collectives> inner, bool beside_the_backward) {
+  return std::make_unique<AllAtTheEnd>(ctx, std::move(inner), beside_the_backward);
+}
+
 double difference(const Outcome& a, const Outcome& b) {
   double worst = a.steps.size() == b.steps.size() && a.weights.size() == b.weights.size() && !a.weights.empty() ? 0 : INFINITY;
   const auto compare = [&](double x, double y) {

@@ -43,6 +43,10 @@ struct Outcome {
   bool operator==(const Outcome& o) const { return steps == o.steps && validation == o.validation && weights == o.weights; }
 };
 
+// Everything that was started goes out with finish(), as if nothing overlapped. What this finds wrong with what it was given is an Error:
+// a piece that changed after it was started, or, with `beside_the_backward`, gradients that were all there when the first ones left.
+std::unique_ptr<model::Collectives> all_at_the_end(model::Context& ctx, std::unique_ptr<model::Collectives> inner, bool beside_the_backward);
+
 // A store of `documents` samples of 5 to 12 tokens, and runs on it.
 class TinyRuns {
  public:

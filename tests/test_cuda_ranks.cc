@@ -1,6 +1,8 @@
 // Ranks on emulated GPUs over the fake NCCL: threads that share the emulated machine, one at work at a time.
 #include <catch2/catch.hpp>
 
+#include <array>
+#include <atomic>
 #include <mutex>
 #include <thread>
 
@@ -12,6 +14,10 @@
 #include "cuda_emulation/memory.h"
 #include "cuda_emulation/streams.h"
 #include "rank_run.h"
+
+namespace dspark::emulation {
+int64_t live_communicators();  // fake_nccl.cc
+}
 
 using namespace dspark;
 using namespace dspark::model;
@@ -47,9 +53,21 @@ class Machine {
     o.backend = {.device = "emulated-rank", .precision = precision};
     o.steps = 2, o.batch_docs = 2;
     o.machine = &mutex_;
-    o.collectives = [](Context& ctx, net::Mesh& mesh, const CollectiveOptions& group) { return cuda::make_nccl_collectives(ctx, mesh, {group, false}, emulation::fake_nccl()); };
+    o.collectives = [this](Context& ctx, net::Mesh& mesh, const CollectiveOptions& group) { return collectives(ctx, mesh, group, false); };
     return o;
   }
+  std::unique_ptr<Collectives> collectives(Context& ctx, net::Mesh& mesh, const CollectiveOptions& group, bool watchdog) {
+    cuda::NcclOptions n{group, watchdog, {}};
+    // A look that finds the machine busy for long comes again later: the rank at work may be waiting for the watchdog's end.
+    n.around_watchdog = [this](const std::function<void()>& look) {
+      for (int i = 0; i < 500; ++i) {
+        if (const std::unique_lock at_work(mutex_, std::try_to_lock); at_work) return look();
+        std::this_thread::sleep_for(std::chrono::microseconds(100));
+      }
+    };
+    return cuda::make_nccl_collectives(ctx, mesh, n, emulation::fake_nccl());
+  }
+  std::mutex& mutex() { return mutex_; }
 
  private:
   std::mutex mutex_;
@@ -95,6 +113,68 @@ TEST_CASE("two ranks on GPUs train as one does, to the bit when repeated", "[cud
   emulation::set_seed(22);
   o.out = "again";
   CHECK((runs.run(o, 2)[0] == all[0]));
+  check_nothing_left();
+}
+
+TEST_CASE("GPUs' gradients leave while the backward goes on, and nothing else changes", "[cuda][ranks]") {
+  const TinyRuns runs;
+  Machine machine;
+  RunOptions o = machine.options();
+  o.own_width = true, o.row_tokens = 8, o.batch_docs = 3, o.out = "end";
+  o.collectives = [&](Context& ctx, net::Mesh& mesh, const CollectiveOptions& group) { return ranks::all_at_the_end(ctx, machine.collectives(ctx, mesh, group, false), true); };
+  emulation::set_seed(31);
+  const auto end = runs.run(o, 2);
+  for (const Outcome& outcome : end) CHECK(outcome.error == "");
+  o.collectives = machine.options().collectives;
+  for (const uint64_t seed : {32, 33}) {  // streams in other orders
+    emulation::set_seed(seed);
+    o.out = fmt::format("beside{}", seed);
+    const auto beside = runs.run(o, 2);
+    for (const size_t r : {0, 1}) {
+      CHECK(beside[r].error == "");
+      CHECK((beside[r] == end[r]));
+    }
+  }
+  check_nothing_left();
+}
+
+TEST_CASE("compute does not wait for a reduction that was started", "[cuda][ranks]") {
+  Machine machine;
+  emulation::set_seed(34);
+  auto meshes = ranks::local_meshes(2, 60);
+  std::atomic<bool> went_on{false};
+  std::array<double, 2> sums{};
+  std::vector<std::thread> threads;
+  for (const size_t r : {0, 1})
+    threads.emplace_back([&, r] {
+      std::unique_lock at_work(machine.mutex());
+      meshes[r]->around_wait = [&](const std::function<void()>& wait) {
+        at_work.unlock();
+        wait();
+        at_work.lock();
+      };
+      const auto backend = make_backend({.device = "emulated-rank", .precision = Precision::fp32});
+      Context& ctx = backend->context();
+      const auto collectives = machine.collectives(ctx, *meshes[r], {2}, false);
+      const Tensor a = ctx.allocate(DType::f32, 3, 5), b = ctx.allocate(DType::f32, 3, 5);
+      fill(ctx, {a, 1.0 + static_cast<double>(r)});
+      const Collectives::Piece piece{a, 0};
+      double v = 0;
+      const auto read = [&](const Tensor& t) { ctx.download_now({&v, DType::f64, 1, 1, 1}, t.row_range(2, 1).col_range(4, 1)); };
+      while (r == 1 && !went_on) emulation::give_way();
+      collectives->start_reduce({&piece, 1});
+      fill(ctx, {b, 7});
+      read(b);  // on rank 0 while the other has not come
+      went_on = true;
+      collectives->finish();
+      read(a);
+      sums[r] = v;
+      collectives->barrier();
+      ctx.free(a), ctx.free(b);
+    });
+  for (auto& t : threads) t.join();
+  CHECK(sums[0] == 3);
+  meshes.clear();
   check_nothing_left();
 }
 
@@ -162,6 +242,37 @@ TEST_CASE("a rank that fails, and NCCL that fails, end the others with the reaso
   emulation::set_nccl_version(21700);
   o.on_step = {}, o.out = "old";
   for (const Outcome& outcome : runs.run(o, 2)) CHECK(contains(outcome.error, "libnccl.so.2: it is version 2.17.0, too old; wanted: NCCL 2.18 or newer for CUDA 13"));
+  check_nothing_left();
+}
+
+TEST_CASE("the watchdog ends a rank's communicators while its host is held up", "[cuda][ranks][fault]") {
+  const TinyRuns runs;
+  Machine machine;
+  emulation::set_seed(26);
+  RunOptions o = machine.options();
+  o.collectives = [&](Context& ctx, net::Mesh& mesh, const CollectiveOptions& group) { return machine.collectives(ctx, mesh, group, true); };
+  // A run in which nothing goes wrong, watched.
+  const auto well = runs.run(o, 2);
+  for (const Outcome& outcome : well) CHECK(outcome.error == "");
+  check_nothing_left();
+
+  bool ended = false;
+  o.steps = 50, o.out = "held-up";
+  o.on_step = [&](const train::StepRecord& r) {
+    if (r.step != 1) return;
+    emulation::fail_nccl(0);
+    const auto before = emulation::live_communicators();
+    for (const double until = now_s() + 20; !ended && now_s() < until;) {  // as in a call of the driver that does not return
+      machine.mutex().unlock();
+      std::this_thread::sleep_for(std::chrono::milliseconds(1));
+      machine.mutex().lock();
+      ended = emulation::live_communicators() < before;
+    }
+  };
+  const auto held_up = runs.run(o, 2);
+  CHECK(ended);
+  CHECK(contains(held_up[0].error, "NCCL: on rank 0 a collective failed: remote process exited or there was a network error (error 6)"));
+  CHECK(contains(held_up[1].error, "rank 0 ended the run: NCCL: on rank 0"));
   check_nothing_left();
 }
 

@@ -7,6 +7,7 @@
 #include <catch2/catch.hpp>
 
 #include <cmath>
+#include <future>
 #include <nlohmann/json.hpp>
 #include <thread>
 
@@ -229,6 +230,68 @@ TEST_CASE("one, two and three ranks train alike, to the bit when repeated", "[ra
         CHECK((runs.run(o, n)[0] == all[0]));
       }
     }
+}
+
+TEST_CASE("gradients leave while the backward goes on, when they are final, and nothing else changes", "[ranks][train]") {
+  const TinyRuns runs;
+  for (const bool bf16_wire : {false, true})
+    for (const bool muon : {false, true}) {
+      RunOptions o;
+      o.muon = muon, o.bf16_wire = bf16_wire, o.own_width = muon, o.row_tokens = 8;  // rows of a document: several micro-steps a rank
+      if (bf16_wire) o.backend = {.device = "cpu", .precision = Precision::bf16, .threads = 2};
+      o.out = fmt::format("beside{}{}", bf16_wire, muon);
+      const auto beside = runs.run(o, 2);
+      check_no_errors(beside);
+      o.out += "end";
+      o.collectives = [](Context& ctx, net::Mesh& mesh, const CollectiveOptions& group) { return ranks::all_at_the_end(ctx, train::make_collectives(ctx, mesh, group), true); };
+      const auto end = runs.run(o, 2);
+      check_no_errors(end);
+      for (const size_t r : {0, 1}) CHECK((beside[r] == end[r]));
+    }
+}
+
+TEST_CASE("collectives go on beside the rank, and end with it", "[ranks][fault]") {
+  std::promise<void> started, filled;
+  const auto errors = on_ranks(2, 20, [&](int64_t rank, net::Mesh& mesh) {
+    const auto backend = make_backend({.device = "cpu", .precision = Precision::fp32, .threads = 2});
+    Context& ctx = backend->context();
+    const auto collectives = train::make_collectives(ctx, mesh, {2});
+    const Tensor a = ctx.allocate(DType::f32, 300, 1000), b = ctx.allocate(DType::f32, 5, 7), other = ctx.allocate(DType::f32, 300, 1000);
+    for (const Tensor& t : {a, b, other}) fill(ctx, {t, 1.0 + static_cast<double>(rank)});
+    const Collectives::Piece first{a, 0}, second{b, 1};
+    if (rank == 1) started.get_future().wait();  // the other rank does not wait for this one's part
+    collectives->start_reduce({&first, 1});
+    collectives->start_gather({&second, 1});
+    for (int i = 0; i < 50; ++i) fill(ctx, {other, static_cast<double>(i)});
+    if (rank == 0) started.set_value();
+    collectives->finish();
+    const auto value = [&](const Tensor& t) {
+      double v = 0;
+      ctx.download_now({&v, DType::f64, 1, 1, 1}, t.row_range(t.rows - 1, 1).col_range(t.cols - 1, 1));
+      return v;
+    };
+    if (rank == 0 && value(a) != 3) fail("the sum is {}", value(a));
+    if (value(b) != 2 || value(other) != 49) fail("{} and {}", value(b), value(other));
+    // One that leaves while its thread waits for the other says why, all the same.
+    if (rank == 0) {
+      collectives->start_reduce({&first, 1});
+      const double start = now_s();
+      collectives->abort("the disk is full");
+      if (now_s() - start > 10) fail("leaving took {:g} s", now_s() - start);
+      filled.set_value();
+    } else {
+      filled.get_future().wait();
+      std::string said;
+      try {
+        collectives->reduce_to_owners({&first, 1});
+      } catch (const Error& e) {
+        said = e.what();
+      }
+      if (said != "rank 0 ended the run: the disk is full") fail("said '{}'", said);
+    }
+    for (const Tensor& t : {a, b, other}) ctx.free(t);
+  });
+  for (const auto& e : errors) CHECK(e == "");
 }
 
 TEST_CASE("shard groups train as one group does", "[ranks][train]") {

@@ -11,8 +11,9 @@ class OneRank final : public Collectives {
   int64_t size() const override { return 1; }
   int64_t group() const override { return 1; }
   std::string describe() const override { return "one rank"; }
-  void reduce_to_owners(std::span<const Piece>) override {}
-  void gather_from_owners(std::span<const Piece>) override {}
+  void start_reduce(std::span<const Piece>) override {}
+  void start_gather(std::span<const Piece>) override {}
+  void finish() override {}
   void sum_in_group(const Tensor&) override {}
   void sum(std::span<double>) override {}
   std::vector<std::string> gather(const std::string& text) override { return {text}; }

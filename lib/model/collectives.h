@@ -4,8 +4,9 @@
 // Ranks are dealt into shard groups of group() neighbours. A group holds every owned tensor once: the owner of a piece is a place in a
 // group, and every group has one at that place. With one group (up to 16 ranks) a place is a rank.
 //
-// Calls with tensors take what the compute queue was given before them, and what it is given after them sees their results; they may
-// only enqueue. Calls with host values wait. Sums are in a fixed order: two runs give the same bits, and all ranks get the same ones.
+// Calls with tensors take what the compute queue was given before them; they may only enqueue. What compute is given after them sees
+// their results, but for start_reduce and start_gather: these go on beside it (on the communication queue, or a thread), in the order in
+// which they were started, and their pieces are left alone until finish(). Calls with host values wait. Sums are in a fixed order: two runs give the same bits, and all ranks get the same ones.
 // A rank that fails, dies or stays away longer than the deadline is an Error on all others that says which rank and why.
 #pragma once
 
@@ -37,9 +38,13 @@ class Collectives {
   virtual std::string describe() const = 0;  // "NCCL 2.27.3", for logs
 
   // At each owner the piece becomes its sum over all ranks; elsewhere it is left undefined.
-  virtual void reduce_to_owners(std::span<const Piece> pieces) = 0;
+  virtual void start_reduce(std::span<const Piece> pieces) = 0;
   // Everywhere the piece becomes what its owner has.
-  virtual void gather_from_owners(std::span<const Piece> pieces) = 0;
+  virtual void start_gather(std::span<const Piece> pieces) = 0;
+  // What compute is given from here on sees the results of all that was started.
+  virtual void finish() = 0;
+  void reduce_to_owners(std::span<const Piece> pieces) { start_reduce(pieces), finish(); }
+  void gather_from_owners(std::span<const Piece> pieces) { start_gather(pieces), finish(); }
   // A small tensor becomes its sum over the ranks of a shard group; every group has the same sum.
   virtual void sum_in_group(const Tensor& t) = 0;
 

@@ -1,8 +1,8 @@
 // Context: one device at work. It bundles the operator table (a backend), the device's memory and its three queues.
 //
 // Operators only enqueue: on `compute` (kernels), `copy` (uploads, downloads) or `comm` (collectives). Queues are
-// ordered inside and linked by events. On CPUs the compute queue runs inline; copy and comm may run on a thread each,
-// or inline. Nothing above ops.h reads a device value except through `download`, which completes when its event has.
+// ordered inside and linked by events. On CPUs all queues run inline, and another thread may use comm meanwhile (that of
+// HostCollectives does). Nothing above ops.h reads a device value except through `download`, which completes when its event has.
 //
 // Memory inside a step comes from the Arena: a bump allocator on one block that was sized by running the same step code
 // on the `plan` backend. mark()/release() give scoped reuse:

@@ -34,6 +34,7 @@ Drafter::Drafter(Context& ctx, const DrafterConfig& config, const DrafterOptions
     }
   };
 
+  bucket_ = buckets() - 1;
   embed = allocate(ctx_.act_dtype(), c.vocab, d);
   if (own) matrix("embed_tokens.weight", embed, &d_embed);
   else add_parameter("embed_tokens.weight", embed, {}, {}, false);
@@ -45,6 +46,7 @@ Drafter::Drafter(Context& ctx, const DrafterConfig& config, const DrafterOptions
     DrafterLayer& l = layers_[i];
     const std::string at = fmt::format("layers.{}.", i);
     l.type = c.layers[i];
+    bucket_ = layer_bucket(i);
     l.input_norm = add_vector(at + "input_layernorm.weight", d, true, &l.d_input_norm);
     l.q = make_weight(q, d);
     matrix(at + "self_attn.q_proj.weight", l.q.value, &l.d_q);
@@ -73,6 +75,7 @@ Drafter::Drafter(Context& ctx, const DrafterConfig& config, const DrafterOptions
   }
   norm_ = add_vector("norm.weight", d, true, &d_norm_);
 
+  bucket_ = kHeadsBucket;
   head = make_weight(c.draft_vocab, c.joint_cols());
   // What is trained of [lm_head | markov_w2]: its last columns, one block of gradients.
   const int64_t head_cols = own ? c.joint_cols() : train ? c.rank : 0;
@@ -118,7 +121,7 @@ Weight Drafter::make_weight(int64_t out, int64_t in) {
 
 void Drafter::add_parameter(std::string name, Tensor value, Tensor master, Tensor grad, bool is_vector) {
   const bool trainable = static_cast<bool>(grad), owned = trainable && owns(name);
-  parameters_.push_back({std::move(name), value, master, grad, trainable, is_vector, owned});
+  parameters_.push_back({std::move(name), value, master, grad, trainable, is_vector, owned, bucket_});
 }
 
 // Where products read acc there is one copy, and every rank has it.

@@ -29,6 +29,7 @@ struct Parameter {
   bool trainable = false;
   bool is_vector = false;  // a 1-D tensor in files
   bool owned = false;      // trainable, and updated on this rank
+  int64_t bucket = 0;      // whose gradients the backward finishes together
   bool cast_on_update() const { return master && !(master.data == value.data); }
 };
 
@@ -40,6 +41,11 @@ struct DrafterLayer {
   Tensor q_bias, kv_bias, o_bias, d_q_bias, d_kv_bias, d_o_bias;  // empty without attention_bias
   LayerType type = LayerType::full;
 };
+
+// Gradients become final in buckets, one after the other from 0: the heads', then a layer's each from the last one down (the final norm
+// with the last), then what the context and the embeddings go through. Called right after a bucket's last write was enqueued.
+using GradientsReady = std::function<void(int64_t bucket)>;
+inline constexpr int64_t kHeadsBucket = 0;
 
 struct DrafterOptions {
   bool trainable = true;         // masters and gradients exist
@@ -76,6 +82,7 @@ class Drafter {
   const DrafterConfig& config() const { return config_; }
   Context& context() { return ctx_; }
   std::vector<Parameter>& parameters() { return parameters_; }
+  int64_t buckets() const { return config_.n_layers() + 2; }
   Parameter* find(const std::string& name);
   // Copies host values into value (and master); call refresh() after the last one.
   void set(Parameter& p, const ConstHostMatrix& host);
@@ -91,9 +98,10 @@ class Drafter {
   void context_keys(int64_t layer, const Tensor& kv_raw, const Tensor& position, const Tensor& k, const Tensor& inv, const Tensor& inv_freq);
   // Forward of one batch: taps [T, L*E] act. Fills `state`; state.hidden [A*B, D] act.
   void forward(Arena& arena, const Tensor& taps, const DeviceBatch& batch, ForwardState& state);
-  // Gradients of everything trainable below `hidden`; d_hidden [A*B, D] acc. `write` as in ops.h.
+  // Gradients of everything trainable below `hidden`; d_hidden [A*B, D] acc. `write` as in ops.h. `ready`, if any, hears of all
+  // buckets but the heads'.
   void backward(Arena& arena, const Tensor& taps, const DeviceBatch& batch, const ForwardState& state, const Tensor& d_hidden,
-                Write write);
+                Write write, const GradientsReady& ready = {});
   // The Markov head (DESIGN 3) on supervised slots: what W2 multiplies, into `features` act [S, R] (columns of the joint matrix).
   // vanilla: features are e = W1[previous token] themselves.
   void markov_forward(Arena& arena, const Tensor& hidden, const DeviceBatch& batch, Tensor features, MarkovSaved& saved);
@@ -130,6 +138,7 @@ class Drafter {
   Rope rope(const Tensor& row) const { return {row ? row : inv_freq_, rope_.rot, rope_.scale}; }
   Tensor allocate(DType dtype, int64_t rows, int64_t cols);
   Weight make_weight(int64_t out, int64_t in);
+  int64_t layer_bucket(size_t layer) const { return static_cast<int64_t>(layers_.size() - layer); }
   bool owns(const std::string& name) const { return !options_.owns || options_.owns(name); }
   Tensor make_master(const std::string& name, const Tensor& value);
   void add_parameter(std::string name, Tensor value, Tensor master, Tensor grad, bool is_vector);
@@ -140,6 +149,7 @@ class Drafter {
   DrafterOptions options_;
   std::vector<Tensor> owned_;
   std::vector<Parameter> parameters_;
+  int64_t bucket_ = 0;  // of the parameters that are being added
   Weight fc_;
   Tensor d_fc_, hidden_norm_, d_hidden_norm_, norm_, d_norm_;
   std::vector<DrafterLayer> layers_;

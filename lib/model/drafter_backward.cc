@@ -7,7 +7,7 @@
 namespace dspark::model {
 
 void Drafter::backward(Arena& arena, const Tensor& taps, const DeviceBatch& batch, const ForwardState& state, const Tensor& d_hidden,
-                       Write write) {
+                       Write write, const GradientsReady& ready) {
   DS_ASSERT(options_.trainable, "backward of a drafter without gradients");
   const Labelled label(ctx_, {Part::trunk, true});
   const auto& c = config_;
@@ -74,6 +74,7 @@ void Drafter::backward(Arena& arena, const Tensor& taps, const DeviceBatch& batc
     }
     rmsnorm_backward(ctx_, {.d_x = d_x, .d_weight = l.d_input_norm, .dy = d_norm_in, .x = s.x_in, .weight = l.input_norm,
                             .inv_rms = s.inv_in, .write_dx = Write::add, .write_dw = write});
+    if (ready) ready(layer_bucket(i));
   }
   // d_x ends in the embeddings; the context's gradient goes on into fc.
   if (d_embed) scatter_add_rows(ctx_, {d_embed, d_x, batch.embed.row_of, batch.embed.begin, batch.embed.source, write});
@@ -83,6 +84,7 @@ void Drafter::backward(Arena& arena, const Tensor& taps, const DeviceBatch& batc
                           .inv_rms = state.inv_context, .write_dw = write});
   copy(ctx_, {d_fc_act, d_fc_out});
   linear_dw(ctx_, {d_fc_, d_fc_act, taps, write});
+  if (ready) ready(buckets() - 1);
   arena.release(mark);
 }
 

@@ -1,6 +1,7 @@
 #include "net/mesh.h"
 
 #include <poll.h>
+#include <sys/eventfd.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
@@ -45,11 +46,19 @@ struct Mesh::Flow {
 Mesh::Mesh(int64_t rank, std::vector<int> sockets, double deadline_s)
     : rank_(rank), sockets_(std::move(sockets)), deadline_s_(deadline_s), open_frame_(sockets_.size(), false) {
   DS_ASSERT(rank >= 0 && rank < size() && sockets_[static_cast<size_t>(rank)] == -1 && deadline_s > 0, "rank {} of {}", rank, size());
+  wake_ = ::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
 }
 
 Mesh::~Mesh() {
   for (const int fd : sockets_)
     if (fd >= 0) ::close(fd);
+  if (wake_ >= 0) ::close(wake_);
+}
+
+void Mesh::interrupt() noexcept {
+  interrupted_ = true;
+  const uint64_t one = 1;
+  (void)!::write(wake_, &one, sizeof one);
 }
 
 void Mesh::broken(const std::string& why) {
@@ -150,6 +159,7 @@ void Mesh::exchange(const char* what, Exchange& x) {
     if (f.in_left > 0) f.in = std::as_writable_bytes(std::span(&f.in_header, 1));
   }
   std::vector<pollfd> polls;
+  std::vector<int64_t> peers;  // of polls
   double quiet_since = now_s();
   for (;;) {
     // A part that waits for another peer's asks for nothing here; it is asked again after something came.
@@ -165,22 +175,28 @@ void Mesh::exchange(const char* what, Exchange& x) {
       }
       if (again) quiet_since = now_s();
     }
-    polls.clear();
+    if (interrupted_) broken(fmt::format("rank {} gave up '{}' (call {}): it ends", rank_, what, calls_));
+    polls.clear(), peers.clear();
     std::string waiting;
     for (size_t p = 0; p < n; ++p) {
       const Flow& f = flows[p];
-      const auto events = static_cast<short>((f.sending() ? POLLOUT : 0) | (!f.in.empty() ? POLLIN : 0));
+      // One that is only sent to says that it ends by its end of the connection.
+      const auto events = static_cast<short>((f.sending() ? POLLOUT : 0) | (!f.in.empty() ? POLLIN : 0) | (f.sending() && !f.receiving() ? POLLRDHUP : 0));
       if (events == 0) continue;  // done, or its next part has no room yet: that comes with another peer's
       polls.push_back({sockets_[p], events, 0});
+      peers.push_back(static_cast<int64_t>(p));
       waiting += fmt::format("{}{}", waiting.empty() ? "" : ", ", p);
     }
     if (polls.empty()) break;
+    polls.push_back({wake_, POLLIN, 0});
     // The others wait for rank 0, and it for one that is late: it is the one to say so.
-    const double deadline = rank_ == 0 ? deadline_s_ : 1.1 * deadline_s_, left = quiet_since + deadline - now_s();
+    const double deadline = rank_ == 0 ? deadline_s_ : deadline_s_ + std::min(0.1 * deadline_s_, kLinger), left = quiet_since + deadline - now_s();
     if (left <= 0)
       broken(fmt::format("rank {} waited {:g} s in '{}' (call {}) for rank{} {}: stopped, stuck or cut off. The last checkpoint is whole", rank_, deadline, what, calls_,
                          waiting.find(',') == std::string::npos ? "" : "s", waiting));
     if (wait(polls.data(), polls.size(), left) < 0 && errno != EINTR) fail("cannot wait for other ranks: {}", errno_text());
+    for (size_t i = 0; i < peers.size(); ++i)
+      if (polls[i].revents & POLLRDHUP) lost(peers[i], what, true);
   }
   DS_ASSERT(std::none_of(flows.begin(), flows.end(), [](const Flow& f) { return f.sending() || f.receiving(); }), "'{}' has no room for what comes", what);
 }

@@ -3,9 +3,11 @@
 // All ranks make the same calls in the same order. What goes from one rank to another begins with a header that says which call it
 // belongs to, so that ranks that are out of step are told so instead of being misunderstood. Sums are in rank order on every rank: two
 // runs give the same bits. A wait in which nothing comes for the deadline's time is an Error that names the rank and the call; a rank
-// that fails says why with abort(), and the others fail with its words. After an error every further call fails. One thread at a time.
+// that fails says why with abort(), and the others fail with its words. After an error every further call fails. One thread at a time,
+// but for interrupt().
 #pragma once
 
+#include <atomic>
 #include <cstddef>
 #include <cstdint>
 #include <functional>
@@ -55,6 +57,8 @@ class Mesh {
   void check();
   // How a wait is done; a test whose ranks share one emulated machine lets another one at it meanwhile. Empty: wait() alone.
   std::function<void(const std::function<void()>& wait)> around_wait;
+  // From any thread: the call that another one is at fails, and so does every later one but abort().
+  void interrupt() noexcept;
   // Tells the peers why this rank ends, and ends the connections. Does not throw; does nothing the second time.
   void abort(const std::string& reason) noexcept;
 
@@ -74,6 +78,8 @@ class Mesh {
   double deadline_s_;
   uint32_t calls_ = 0;
   std::vector<bool> open_frame_;  // something of ours was cut short: no abort can be told
+  int wake_ = -1;                 // an eventfd: interrupt() ends a wait
+  std::atomic<bool> interrupted_{false};
   std::string broken_;            // why every further call fails
   bool aborted_ = false;
 };

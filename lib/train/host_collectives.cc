@@ -10,6 +10,7 @@ using Piece = Collectives::Piece;
 namespace {
 
 constexpr int64_t kPartBytes = 1 << 20;
+constexpr double kPatience = 2;  // seconds
 
 // A walk over pieces in parts. Parts end with their piece, so that both ends of a connection cut alike.
 class Parts {
@@ -39,6 +40,9 @@ class Parts {
   size_t at_ = 0;
   int64_t offset_ = 0, bytes_ = 0;
 };
+
+void download(Context& ctx, const HostMatrix& to, const Tensor& from) { ctx.device().synchronize(ctx.device().download(Queue::comm, to, from)); }
+void upload(Context& ctx, const Tensor& to, const ConstHostMatrix& from) { ctx.device().synchronize(ctx.device().upload(Queue::comm, to, from)); }
 
 HostMatrix host(std::vector<std::byte>& memory, const Tensor& part) {
   memory.resize(static_cast<size_t>(part.size() * dtype_bytes(part.dtype)));
@@ -72,7 +76,7 @@ class Traffic : public net::Exchange {
     Parts& parts = out_[static_cast<size_t>(peer)];
     auto& memory = sent_[static_cast<size_t>(peer)];
     const Tensor part = parts.part();
-    ctx_.download_now(host(memory, part), part);
+    download(ctx_, host(memory, part), part);
     parts.next();
     ++parts_out_[static_cast<size_t>(peer)];
     return memory;
@@ -120,10 +124,10 @@ class Adding final : public Traffic {
       if (static_cast<int64_t>(r) != rank_ && parts_out_[r] <= added_) return;  // the sum may not take the place of what goes there
     const Tensor part = mine_.part();
     auto& own = taken_[static_cast<size_t>(rank_)];
-    ctx_.download_now(host(own, part), part);
+    download(ctx_, host(own, part), part);
     sum_.assign(static_cast<size_t>(part.cols), 0.0);
     for (const auto& values : taken_) add(sum_, values, part.dtype);
-    ctx_.upload_now(part, {sum_.data(), DType::f64, 1, part.cols, part.cols});
+    upload(ctx_, part, {sum_.data(), DType::f64, 1, part.cols, part.cols});
     mine_.next();
     ++added_;
     std::fill(full_.begin(), full_.end(), false);
@@ -156,7 +160,7 @@ class Taking final : public Traffic {
   void came(int64_t peer) override {
     Parts& parts = in_[static_cast<size_t>(peer)];
     const Tensor part = parts.part();
-    ctx_.upload_now(part, read(taken_[static_cast<size_t>(peer)], part));
+    upload(ctx_, part, read(taken_[static_cast<size_t>(peer)], part));
     parts.next();
   }
 
@@ -182,27 +186,86 @@ HostCollectives::HostCollectives(Context& ctx, net::Mesh& mesh, const Collective
 
 std::string HostCollectives::describe() const { return fmt::format("{} ranks by way of the host", size()); }
 
-void HostCollectives::reduce_to_owners(std::span<const Piece> pieces) {
+HostCollectives::~HostCollectives() { stop(0); }
+
+void HostCollectives::start_reduce(std::span<const Piece> pieces) {
   const auto of = by_owner(pieces, group_);
   std::vector<std::vector<Tensor>> to(static_cast<size_t>(size()));
   for (int64_t r = 0; r < size(); ++r)
     if (r != rank()) to[static_cast<size_t>(r)] = of[static_cast<size_t>(r % group_)];
-  Adding traffic(ctx_, rank(), size(), group_, of[static_cast<size_t>(place())], std::move(to));
-  mesh_.exchange("reduce", traffic);
+  start([this, mine = of[static_cast<size_t>(place())], to = std::move(to)] {
+    Adding traffic(ctx_, rank(), size(), group_, mine, to);
+    mesh_.exchange("reduce", traffic);
+  });
 }
 
-void HostCollectives::gather_from_owners(std::span<const Piece> pieces) {
-  Taking traffic(ctx_, rank(), size(), group_, by_owner(pieces, group_));
-  mesh_.exchange("gather", traffic);
+void HostCollectives::start_gather(std::span<const Piece> pieces) {
+  start([this, of = by_owner(pieces, group_)] {
+    Taking traffic(ctx_, rank(), size(), group_, of);
+    mesh_.exchange("gather", traffic);
+  });
+}
+
+void HostCollectives::start(std::function<void()> call) {
+  const std::lock_guard lock(mutex_);
+  if (closing_ || failed_) return;  // the run ends with the reason that abort() was given, or with what finish() throws
+  calls_.push_back(std::move(call));
+  if (!thread_.joinable()) thread_ = std::thread([this] { work(); });
+  changed_.notify_all();
+}
+
+void HostCollectives::work() {
+  std::unique_lock lock(mutex_);
+  for (;;) {
+    changed_.wait(lock, [&] { return closing_ || !calls_.empty(); });
+    if (calls_.empty() || failed_) return;
+    const std::function<void()> call = calls_.front();
+    lock.unlock();
+    std::exception_ptr failed;
+    try {
+      call();
+    } catch (...) {
+      failed = std::current_exception();
+    }
+    lock.lock();
+    calls_.pop_front();
+    if (failed) failed_ = failed, calls_.clear();
+    changed_.notify_all();
+  }
+}
+
+void HostCollectives::finish() {
+  std::unique_lock lock(mutex_);
+  changed_.wait(lock, [&] { return calls_.empty() || failed_; });
+  if (failed_) std::rethrow_exception(failed_);
+}
+
+// The thread gets a little time for the call it is at: in the middle of it no reason can be told.
+void HostCollectives::stop(double patience_s) noexcept {
+  {
+    std::unique_lock lock(mutex_);
+    closing_ = true;
+    if (calls_.size() > 1) calls_.erase(calls_.begin() + 1, calls_.end());
+    changed_.notify_all();
+    changed_.wait_for(lock, std::chrono::duration<double>(patience_s), [&] { return calls_.empty(); });
+    if (!calls_.empty()) mesh_.interrupt();
+  }
+  if (thread_.joinable()) thread_.join();
+}
+
+void HostCollectives::abort(const std::string& reason) noexcept {
+  stop(kPatience);
+  mesh_.abort(reason);
 }
 
 // All groups' sums are the same: the first one's are taken.
 void HostCollectives::sum_in_group(const Tensor& t) {
+  finish();
   std::vector<double> values(static_cast<size_t>(t.size()), 0);
   const HostMatrix matrix{values.data(), DType::f64, t.rows, t.cols, t.cols};
-  if (rank() < group_) ctx_.download_now(matrix, t);
+  if (rank() < group_) download(ctx_, matrix, t);
   mesh_.sum("sum in group", values);
-  ctx_.upload_now(t, {values.data(), DType::f64, t.rows, t.cols, t.cols});
+  upload(ctx_, t, {values.data(), DType::f64, t.rows, t.cols, t.cols});
 }
 
 std::unique_ptr<Collectives> make_collectives(Context& ctx, net::Mesh& mesh, const CollectiveOptions& options) {

@@ -21,6 +21,7 @@ Optimizer::Optimizer(Drafter& drafter, const OptimizerOptions& options, const Sh
   // Norms are summed per tensor in name order, whoever owns the tensor.
   std::sort(parameter_.begin(), parameter_.end(), [&](size_t a, size_t b) { return parameters[a].name < parameters[b].name; });
   int64_t work = 0;
+  buckets_.resize(static_cast<size_t>(drafter_.buckets()));
   for (size_t i : parameter_) {
     const Parameter& p = parameters[i];
     DS_ASSERT(p.owned == sharing_.owns(p.name), "{}: the drafter and the optimizer disagree on who owns it", p.name);
@@ -35,10 +36,12 @@ Optimizer::Optimizer(Drafter& drafter, const OptimizerOptions& options, const Sh
         fill(ctx_, {s.v, 0});
       }
     }
+    Bucket& bucket = buckets_[static_cast<size_t>(p.bucket)];
+    bucket.states.push_back(states_.size());
     states_.push_back(s);
     if (!sharing_.several()) continue;
-    gradient_pieces_.push_back(add_wire(gradient_wires_, p, p.grad, sharing_.bf16_wire ? DType::bf16 : p.grad.dtype));
-    weight_pieces_.push_back(add_wire(weight_wires_, p, p.value, p.value.dtype));
+    bucket.gradient_pieces.push_back(add_wire(bucket.gradients, p, p.grad, sharing_.bf16_wire ? DType::bf16 : p.grad.dtype));
+    bucket.weight_pieces.push_back(add_wire(bucket.weights, p, p.value, p.value.dtype));
   }
   scalars_ = ctx_.allocate(ctx_.acc_dtype(), 1, kNumStepScalars);
   fill(ctx_, {scalars_, 0});
@@ -50,9 +53,10 @@ Optimizer::~Optimizer() {
   for (const auto& s : states_)
     for (const Tensor& t : {s.m, s.v})
       if (t) ctx_.free(t);
-  for (const auto* wires : {&gradient_wires_, &weight_wires_})
-    for (const Wire& w : *wires)
-      if (w.copy) ctx_.free(w.copy);
+  for (const Bucket& b : buckets_)
+    for (const auto* wires : {&b.gradients, &b.weights})
+      for (const Wire& w : *wires)
+        if (w.copy) ctx_.free(w.copy);
   if (work_) ctx_.free(work_);
   ctx_.free(scalars_);
   ctx_.free(sums_);
@@ -69,22 +73,43 @@ void Optimizer::zero_gradients() {
   for (const size_t i : parameter_) fill(ctx_, {drafter_.parameters()[i].grad, 0});
 }
 
-// Sums of the gradients at their owners.
-void Optimizer::share_gradients() {
-  for (const Wire& w : gradient_wires_)
+void Optimizer::share_gradients(int64_t bucket) {
+  DS_ASSERT(bucket == shared_, "the gradients of bucket {} are shared after those of {} buckets", bucket, shared_);
+  ++shared_;
+  const Bucket& b = buckets_[static_cast<size_t>(bucket)];
+  if (b.gradient_pieces.empty()) return;
+  for (const Wire& w : b.gradients)
     if (w.copy) copy(ctx_, {w.copy, w.tensor});
-  sharing_.ranks->reduce_to_owners(gradient_pieces_);
-  for (const Wire& w : gradient_wires_)
-    if (w.copy && w.owned) copy(ctx_, {w.tensor, w.copy});
+  sharing_.ranks->start_reduce(b.gradient_pieces);
+}
+
+// The sums are at their owners.
+void Optimizer::finish_gradients() {
+  while (shared_ < drafter_.buckets()) share_gradients(shared_);
+  shared_ = 0;
+  sharing_.ranks->finish();
+  for (const Bucket& b : buckets_)
+    for (const Wire& w : b.gradients)
+      if (w.copy && w.owned) copy(ctx_, {w.tensor, w.copy});
+}
+
+void Optimizer::send_weights(const Bucket& b) {
+  if (b.weight_pieces.empty()) return;
+  for (const Wire& w : b.weights)
+    if (w.copy && w.owned) copy(ctx_, {w.copy, w.tensor});
+  sharing_.ranks->start_gather(b.weight_pieces);
+}
+
+void Optimizer::finish_weights() {
+  sharing_.ranks->finish();
+  for (const Bucket& b : buckets_)
+    for (const Wire& w : b.weights)
+      if (w.copy && !w.owned) copy(ctx_, {w.tensor, w.copy});
 }
 
 void Optimizer::gather_weights() {
-  if (!sharing_.several()) return;
-  for (const Wire& w : weight_wires_)
-    if (w.copy && w.owned) copy(ctx_, {w.copy, w.tensor});
-  sharing_.ranks->gather_from_owners(weight_pieces_);
-  for (const Wire& w : weight_wires_)
-    if (w.copy && !w.owned) copy(ctx_, {w.tensor, w.copy});
+  for (const Bucket& b : buckets_) send_weights(b);
+  finish_weights();
 }
 
 void Optimizer::enqueue_norm(size_t state) {
@@ -109,7 +134,7 @@ void Optimizer::enqueue(double lr, double grad_scale, Readback& scalars) {
   ctx_.device().upload(Queue::compute, scalars_.col_range(0, kNumHostScalars), {host, DType::f64, 1, kNumHostScalars, kNumHostScalars});
 
   if (sharing_.several()) {
-    share_gradients();
+    finish_gradients();
     fill(ctx_, {sums_, 0});
   }
   const auto owned = [&](size_t j) { return drafter_.parameters()[parameter_[j]].owned; };
@@ -117,9 +142,12 @@ void Optimizer::enqueue(double lr, double grad_scale, Readback& scalars) {
     if (owned(j)) enqueue_norm(j);
   if (sharing_.several()) sharing_.ranks->sum_in_group(sums_);  // of each, all but one rank's are zero: exact in any order
   finish_norm(ctx_, {scalars_, sums_, options_.beta1, options_.beta2});
-  for (size_t j = 0; j < states_.size(); ++j)
-    if (owned(j)) enqueue_update(j);
-  gather_weights();
+  for (const Bucket& b : buckets_) {
+    for (const size_t j : b.states)
+      if (owned(j)) enqueue_update(j);
+    send_weights(b);
+  }
+  finish_weights();
   drafter_.refresh_trainable();
   scalars.start(ctx_, scalars_);
   ctx_.device().wait(Queue::compute, scalars.event());

@@ -2,7 +2,8 @@
 // all of them. All of a step's scalars live on the device; a step whose gradients are not finite changes nothing.
 //
 // Of several ranks (ZeRO-1) each keeps and updates the tensors it owns: gradients are summed at their owners, the squares of all of
-// them are shared, and the new weights come back from their owners.
+// them are shared, and the new weights come back from their owners. Both ways a bucket at a time (model/drafter.h): gradients while the
+// backward makes the next one's, weights while the next one's are updated.
 #pragma once
 
 #include <memory>
@@ -52,6 +53,9 @@ class Optimizer {
   static Result result(model::Readback& scalars);
   Result step(double lr, double grad_scale);  // and waits for it
 
+  // The gradients of this bucket are final: they leave for their owners. Each once a step, in ascending order; enqueue() sends those
+  // that have not left.
+  void share_gradients(int64_t bucket);
   // A rank that had no row in a step takes part with these.
   void zero_gradients();
   // Everywhere the weights become their owners'. All ranks together; the drafter's refresh follows.
@@ -73,8 +77,15 @@ class Optimizer {
     model::Tensor tensor, copy;
     bool owned = false;
   };
+  struct Bucket {
+    std::vector<Wire> gradients, weights;
+    std::vector<model::Collectives::Piece> gradient_pieces, weight_pieces;
+    std::vector<size_t> states;
+  };
   model::Collectives::Piece add_wire(std::vector<Wire>& wires, const model::Parameter& p, const model::Tensor& t, DType dtype);
-  void share_gradients();
+  void finish_gradients();
+  void send_weights(const Bucket& bucket);
+  void finish_weights();
 
   model::Drafter& drafter_;
   model::Context& ctx_;
@@ -83,8 +94,8 @@ class Optimizer {
   std::vector<OptimizerState> states_;
   std::vector<size_t> parameter_;  // index into drafter.parameters() of each state
   model::Tensor scalars_, sums_, work_;
-  std::vector<Wire> gradient_wires_, weight_wires_;
-  std::vector<model::Collectives::Piece> gradient_pieces_, weight_pieces_;
+  std::vector<Bucket> buckets_;
+  int64_t shared_ = 0;  // buckets of the step at hand whose gradients have left
   double host_[2][model::kNumHostScalars] = {};  // of the last two steps: an upload may still be reading
   int64_t enqueued_ = 0;
 };

@@ -7,7 +7,7 @@ using namespace model;
 TrainStep::TrainStep(Context& ctx, Drafter& drafter, TargetHead& target, const Objective& objective, int64_t arena_bytes)
     : ctx_(ctx), drafter_(drafter), target_(target), objective_(objective), arena_(ctx.device(), arena_bytes) {}
 
-void TrainStep::enqueue(const MicroBatch& batch, bool backward, Write write, Readback& slots) {
+void TrainStep::enqueue(const MicroBatch& batch, bool backward, Write write, Readback& slots, const GradientsReady& ready) {
   const DrafterConfig& c = drafter_.config();
   const BatchPlan& plan = batch.plan;
   const DType act = ctx_.act_dtype(), acc = ctx_.acc_dtype();
@@ -102,7 +102,8 @@ void TrainStep::enqueue(const MicroBatch& batch, bool backward, Write write, Rea
   if (backward) {
     const Tensor d_hidden = arena_.matrix(acc, state_.hidden.rows, c.hidden);
     drafter_.markov_backward(arena_, b, markov, d_joint_, d_e, d_hidden, write);
-    drafter_.backward(arena_, taps, b, state_, d_hidden, write);
+    if (ready) ready(kHeadsBucket);
+    drafter_.backward(arena_, taps, b, state_, d_hidden, write, ready);
   }
 
   slots.start(ctx_, slot_out);

@@ -34,8 +34,8 @@ class TrainStep {
   TrainStep(model::Context& ctx, model::Drafter& drafter, TargetHead& target, const Objective& objective, int64_t arena_bytes);
 
   // Enqueues the micro-step and the way back of its slots' results [S, kSlotOutCols]. With backward, gradients follow `write`.
-  // The batch must live until the results are here.
-  void enqueue(const MicroBatch& batch, bool backward, model::Write write, model::Readback& slots);
+  // The batch must live until the results are here. `ready` hears of each bucket of gradients while the backward goes on.
+  void enqueue(const MicroBatch& batch, bool backward, model::Write write, model::Readback& slots, const model::GradientsReady& ready = {});
   StepMetrics metrics(const MicroBatch& batch, model::Readback& slots) const;  // waits
   StepMetrics run(const MicroBatch& batch, bool backward, model::Write write, std::vector<double>* slot_out = nullptr);  // both
   int64_t arena_peak() const { return arena_.peak_bytes(); }

@@ -153,7 +153,9 @@ struct Trainer::Enqueued {
     for (size_t i = 0; i < batch.rows.size(); ++i)
       if (has_slots(batch.rows[i])) {
         batch.rows[i]->batch.weight_sum = all.micro_weight_sum[i];
-        t.step_->enqueue(batch.rows[i]->batch, true, micro_steps == 0 ? Write::overwrite : Write::add, slots[micro_steps]);
+        const bool last = micro_steps + 1 == rows;  // after it gradients are final
+        t.step_->enqueue(batch.rows[i]->batch, true, micro_steps == 0 ? Write::overwrite : Write::add, slots[micro_steps],
+                         last && t.ranks_.size() > 1 ? [&t](int64_t bucket) { t.optimizer_.share_gradients(bucket); } : GradientsReady{});
         ++micro_steps;
       }
     const double middle = now_s();

@@ -55,12 +55,13 @@ struct Side {
   std::byte* row(int64_t r) const { return static_cast<std::byte*>(data) + r * stride * dtype_bytes(dtype); }
 };
 
-void transfer(Machine& m, const Side& dst, const Side& src) {
+// On comm it stays on the calling thread, beside what another one has the pool do.
+void transfer(Machine& m, Queue q, const Side& dst, const Side& src) {
   DS_ASSERT(dst.rows == src.rows && dst.cols == src.cols, "a transfer of {}x{} to {}x{}", src.rows, src.cols, dst.rows,
             dst.cols);
   if (dst.cols == 0) return;  // the pointers may be null
   const auto narrow = [](DType t) { return t == DType::f32 || t == DType::bf16; };
-  m.pool().parallel_for(dst.rows, row_grain(dst.cols), [&](int64_t begin, int64_t end, int) {
+  const auto rows = [&](int64_t begin, int64_t end, int) {
     for (int64_t r = begin; r < end; ++r) {
       void* d = dst.row(r);
       const void* s = src.row(r);
@@ -69,7 +70,9 @@ void transfer(Machine& m, const Side& dst, const Side& src) {
       else
         convert_elements(d, dst.dtype, s, src.dtype, dst.cols);
     }
-  });
+  };
+  if (q == Queue::comm) rows(0, dst.rows, 0);
+  else m.pool().parallel_for(dst.rows, row_grain(dst.cols), rows);
 }
 
 std::vector<KernelChoice> kernel_choices(const std::vector<GemmChoice>& choices) {
@@ -102,14 +105,14 @@ Address CpuDevice::allocate(int64_t bytes) { return BackendAccess::make(blocks_.
 
 void CpuDevice::free(Address a) { blocks_.free(BackendAccess::raw(a)); }
 
-Event CpuDevice::upload(Queue, const Tensor& dst, const ConstHostMatrix& src) {
-  transfer(machine_, {BackendAccess::raw(dst.data), dst.dtype, dst.rows, dst.cols, dst.stride},
+Event CpuDevice::upload(Queue q, const Tensor& dst, const ConstHostMatrix& src) {
+  transfer(machine_, q, {BackendAccess::raw(dst.data), dst.dtype, dst.rows, dst.cols, dst.stride},
            {const_cast<void*>(src.data), src.dtype, src.rows, src.cols, src.stride});
   return {};
 }
 
-Event CpuDevice::download(Queue, const HostMatrix& dst, const Tensor& src) {
-  transfer(machine_, {dst.data, dst.dtype, dst.rows, dst.cols, dst.stride},
+Event CpuDevice::download(Queue q, const HostMatrix& dst, const Tensor& src) {
+  transfer(machine_, q, {dst.data, dst.dtype, dst.rows, dst.cols, dst.stride},
            {BackendAccess::raw(src.data), src.dtype, src.rows, src.cols, src.stride});
   return {};
 }
