@@ -46,6 +46,7 @@ constexpr Limit kLimits[] = {
     {"--seconds", 0, kMany, Limit::real},
     {"--time-limit", 0, kMany, Limit::real},
     {"--ranks", 1, 65536},
+    {"--rank-timeout", 1, 1e6, Limit::real},
     {"--rows", 0, kMany},
     {"--codec-ratio", 0, 1e6, Limit::real},
     {"--price", 0, kHuge, Limit::real},

@@ -37,8 +37,9 @@ std::string version_text() {
   return fmt::format("dspark {}\nmatrix kernels here: {}\ncores: {}\nGPU: {}", DSPARK_VERSION, kernels, usable_cores(), gpu);
 }
 
+// Without words: a rank that this process started has said them.
 int say(const std::string& message, ExitCode code) {
-  std::fprintf(stderr, "dspark: %s\n", printable(message).c_str());
+  if (!message.empty()) std::fprintf(stderr, "dspark: %s\n", printable(message).c_str());
   return static_cast<int>(code);
 }
 

@@ -67,6 +67,8 @@ void add_train(CLI::App& app) {
   sub->add_option("--keep", o->keep, "newest checkpoints kept, beside the best by validation")->capture_default_str()->group(run);
   sub->add_option("--time-limit", o->time_limit_s, "seconds; then checkpoint and exit 75")->capture_default_str()->group(run);
   sub->add_option("--on-nonfinite", o->on_nonfinite, "a gradient that is not finite: skip its step, or stop")->capture_default_str()->group(run);
+  sub->add_option("--ranks", o->planning.ranks, "processes that train together on this machine, each with its share of the threads, or a GPU of its own (--device cuda); with --plan: ranks that share the work, a machine each")->capture_default_str()->group(run);
+  sub->add_option("--rank-timeout", o->rank_timeout_s, "seconds that a rank waits for another one, at the start and at any time, before all end with the reason")->capture_default_str()->group(run);
   sub->add_option("--grad-wire", o->planning.grad_wire, "gradients between ranks: fp32 or bf16")->capture_default_str()->group(run);
   sub->add_option("--report", o->report, "one page with the run's curves and numbers; written at the end, on a stop, and at each validation")->type_name("FILE.html")->group(run);
   sub->add_option("--tensorboard", o->tensorboard, "event files for TensorBoard; a resumed run goes on in the same folder")->type_name("DIR")->group(run);
@@ -76,11 +78,14 @@ void add_train(CLI::App& app) {
   const char* plan = "Plan (with --plan)";
   sub->add_option("--machine", o->planning.machine, "this (measured now), h200, b200, gb300, or a file of peak rates")->type_name("NAME|FILE")->capture_default_str()->group(plan);
   sub->add_option("--shape", o->planning.shape, "plan a drafter without target and store: " + job::shape_names() + ", or a drafter's config.json")->type_name("NAME|FILE")->group(plan);
-  sub->add_option("--ranks", o->planning.ranks, "ranks that share the work, a machine each")->capture_default_str()->group(plan);
   sub->add_option("--rows", o->planning.rows, "rows a step, all ranks together (0: one a rank, or what the store gives)")->capture_default_str()->group(plan);
   sub->add_option("--codec-ratio", o->planning.codec_ratio, "of the states on disk or on the wire (0: the store's, else zstd's usual)")->capture_default_str()->group(plan);
   sub->add_option("--price", o->planning.price, "of a machine, an hour: the run's cost")->capture_default_str()->group(plan);
   add_common(*sub, o->common);
+  sub->footer("Ranks on several machines are started by srun or torchrun, one process each, and find each other by these variables:\n"
+              "  RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, MASTER_ADDR, MASTER_PORT (29500 if not set)\n"
+              "  else SLURM_PROCID, SLURM_STEP_NUM_TASKS, SLURM_LOCALID, SLURM_STEP_NODELIST, SLURM_JOB_ID, SLURM_STEP_ID\n"
+              "A rank takes the GPU of its number on its machine, or the only one that CUDA_VISIBLE_DEVICES shows.");
   sub->callback([o, sub, weights] {
     o->store_weights = numbers_of(*weights);
     for (const CLI::Option* option : sub->get_options())

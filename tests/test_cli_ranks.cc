@@ -6,11 +6,13 @@
 #include <unistd.h>
 
 #include <catch2/catch.hpp>
+#include <fstream>
 #include <nlohmann/json.hpp>
 #include <thread>
 
 #include "cli_bench.h"
 #include "core/error.h"
+#include "core/log.h"
 #include "formats/safetensors.h"
 #include "net/rendezvous.h"
 
@@ -90,9 +92,25 @@ TEST_CASE("a rank's place comes from torchrun's or Slurm's variables", "[ranks][
   {
     Environment e;
     e.set("RANK", "0");
-    CHECK(contains(refusal([] { (void)net::place_from_environment(); }), "WORLD_SIZE is not set"));
+    CHECK(net::place_from_environment().size == 1);  // set for whatever reason, it says no more than that
+    e.set("LOCAL_RANK", "0");
+    CHECK(contains(refusal([] { (void)net::place_from_environment(); }), "RANK is '0', but WORLD_SIZE is not set"));
+    CHECK(net::place_from_environment(true).size == 1);
     e.set("WORLD_SIZE", "2");
     CHECK(contains(refusal([] { (void)net::place_from_environment(); }), "MASTER_ADDR is not set"));
+  }
+  {
+    Environment e;
+    e.set("RANK", "1");
+    CHECK(contains(refusal([] { (void)net::place_from_environment(); }), "RANK is '1', but WORLD_SIZE is not set"));
+  }
+  {
+    Environment e;
+    e.set("WORLD_SIZE", "1");
+    CHECK(net::place_from_environment().size == 1);
+    e.set("WORLD_SIZE", "4");
+    CHECK(contains(refusal([] { (void)net::place_from_environment(); }), "WORLD_SIZE is '4', but RANK is not set"));
+    CHECK(net::place_from_environment(true).size == 1);
   }
   {
     Environment e;
@@ -200,5 +218,89 @@ TEST_CASE("a process that is told to stop stops both with 75, one that is killed
       CHECK(ran[1].signal == SIGKILL);
       check_fails(ran[0], 1, {"rank 1 is gone: its connection ended in '"});
     }
+  }
+}
+
+namespace {
+
+// In the order in which they were started.
+std::vector<pid_t> children_of(pid_t parent) {
+  std::ifstream text(fmt::format("/proc/{0}/task/{0}/children", parent));
+  std::vector<pid_t> all;
+  for (pid_t p = 0; text >> p;) all.push_back(p);
+  return all;
+}
+// What has ended may wait for whoever takes in its exit status.
+bool is_there(pid_t pid) {
+  std::ifstream text(fmt::format("/proc/{}/stat", pid));
+  std::string number, name, state;
+  return static_cast<bool>(text >> number >> name >> state) && state != "Z";
+}
+
+}  // namespace
+
+TEST_CASE("--ranks starts them, and they train what two started processes do", "[ranks][cli]") {
+  const Bench b{24, 12};
+  const auto store = b.make_store();
+  const Bench::Arguments options{"--batch-docs", "4", "--row-tokens", "64", "--precision", "fp32", "--threads", "1", "--val-fraction", "0.2"};
+  const auto with = [&](Bench::Arguments more) {
+    more.insert(more.end(), options.begin(), options.end());
+    return more;
+  };
+  auto two = start_ranks(b.train(store, b.at("two"), 6, with({"--ranks", "2"})), 2);  // saying so again is no contradiction
+  for (const Ran& r : wait_all(two)) require_ok(r);
+  {
+    Environment e;
+    e.set("WORLD_SIZE", "7");  // alone: nobody's
+    const Ran ran = dspark_run(b.train(store, b.at("launched"), 6, with({"--ranks", "2", "--json", b.at("json")})));
+    require_ok(ran);
+    CHECK(ran.said("rank 0 of 2 "));
+    for (const char* other : {"rank 1:", "rank 1 of"}) CHECK_FALSE(ran.said(other));
+    CHECK(json_lines(file_bytes(b.at("json"))).back()["phase"] == "done");
+  }
+  CHECK(file_bytes(b.at("launched") / "model.safetensors") == file_bytes(b.at("two") / "model.safetensors"));
+  // What all ranks find wrong is said by one.
+  const Ran wrong = dspark_run(b.train(b.at("nothing"), b.at("wrong"), 6, with({"--ranks", "2"})));
+  check_fails(wrong, 1, {"nothing"});
+  check_fails(dspark_run(b.train(store, b.at("wrong"), 6, with({"--ranks", "2", "--device", "cuda:1"}))), 2, {"--device cuda:1", "--ranks"});
+  check_fails(dspark_run(b.train(store, b.at("wrong"), 6, with({"--ranks", "2", "--lr", "-1"}))), 2, {"--lr"});
+  auto others = start_ranks(b.train(store, b.at("wrong"), 6, with({"--ranks", "3"})), 2);
+  for (const Ran& r : wait_all(others)) check_fails(r, 2, {"--ranks 3: RANK and WORLD_SIZE say that there are 2"});
+  const Ran help = dspark_run({"train", "--help"});
+  for (const char* name : {"--ranks", "--rank-timeout", "RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT", "SLURM_PROCID"}) CHECK(help.out.find(name) != std::string::npos);
+}
+
+TEST_CASE("ranks that --ranks started stop together, end with one that dies or hangs, and with the one that started them", "[ranks][cli][fault]") {
+  const Bench b{24, 12};
+  const auto store = b.make_store();
+  enum Fault { stop, killed, hangs, first_hangs, alone };
+  for (const Fault fault : {stop, killed, hangs, first_hangs, alone}) {
+    INFO("fault " << fault);
+    const auto out = b.at("out" + std::to_string(fault)), json = b.at("json" + std::to_string(fault));
+    Process run(b.train(store, out, 1000000, {"--batch-docs", "4", "--threads", "1", "--json", json, "--ranks", "2", "--rank-timeout", fault == hangs || fault == first_hangs ? "2" : "600"}));
+    wait_for_lines(run, json, 3);
+    const auto ranks = children_of(children_of(::getpid()).at(0));
+    REQUIRE(ranks.size() == 2);
+    const double start = now_s();
+    if (fault == stop) run.kill(SIGTERM);
+    else if (fault == alone) run.kill(SIGKILL);
+    else ::kill(ranks[fault == first_hangs ? 0 : 1], fault == killed ? SIGKILL : SIGSTOP);
+    const Ran ran = run.wait();
+    INFO(ran.describe());
+    CHECK(now_s() - start < 40);
+    switch (fault) {
+      case stop: check_fails(ran, 75, {"checkpoint of step", "start the same command again"}); break;
+      case killed:
+        check_fails(ran, 1, {"rank 1 was ended by signal 9"});
+        CHECK(ran.said("rank 1 is gone: its connection ended in '"));
+        break;
+      case hangs: check_fails(ran, 1, {"rank 0 waited 2 s in '", "for rank 1: stopped, stuck or cut off"}); break;
+      case first_hangs: check_fails(ran, 1, {"rank 1 waited 2.2 s in '", "for rank 0: stopped, stuck or cut off"}); break;
+      case alone: CHECK(ran.signal == SIGKILL); break;
+    }
+    // Nobody is left; without the one that started them they stop with a checkpoint.
+    for (const double until = now_s() + 20; (is_there(ranks[0]) || is_there(ranks[1])) && now_s() < until;) ::usleep(10000);
+    for (const pid_t p : ranks) CHECK_FALSE(is_there(p));
+    if (fault == stop || fault == alone) CHECK(fs::exists(out / "checkpoints"));
   }
 }

@@ -59,6 +59,7 @@ TEST_CASE("numbers outside an option's limits are wrong usage, said with the lim
                        {"train", "--store-weights", "1,x", "'x' is wrong"},
                        {"train", "--cpu-kernel", "nonsense", "expected one of auto, base"},
                        {"train", "--ranks", "0", "from 1 to"},
+                       {"train", "--rank-timeout", "0", "from 1 to"},
                        {"extract", "--max-length", "7", "from 8 to"},
                        {"extract", "--batch", "1e20", "from 1 to"},
                        {"eval", "--max-length", "1e20", "from 8 to 16777216"},

@@ -65,7 +65,7 @@ TEST_CASE("--print-config says every value and where it came from", "[cli][train
 
   // Every option is there but those that say where things are, what to do instead of training, and the plan's.
   const std::set<std::string> others = {"help", "config", "json", "log-level", "store", "target", "out", "report", "tensorboard", "recipe", "resume", "plan", "print-config", "dry-run",
-                                        "machine", "shape", "ranks", "rows", "codec-ratio", "price"};
+                                        "machine", "shape", "rows", "codec-ratio", "price"};
   const Ran help = dspark_run({"train", "--help"});
   for (size_t at = 0; (at = help.out.find("\n  --", at)) != std::string::npos;) {
     at += 5;

@@ -1,4 +1,4 @@
-// What `train --plan` takes beyond a training run's own options.
+// What `train --plan` takes beyond a training run's own options. `ranks` and `grad_wire` are a run's too.
 #pragma once
 
 #include <cstdint>

@@ -14,9 +14,6 @@ namespace dspark::job {
 
 namespace {
 
-// Ranks may start long after each other, and rank 0 writes its share of a checkpoint while the others wait.
-constexpr double kDeadline = 600;
-
 // The GPU of a rank: the one that it sees, or the one of its number on this machine.
 std::string device_of(const net::Place& place) {
   const char* visible = std::getenv("CUDA_VISIBLE_DEVICES");
@@ -43,14 +40,20 @@ int threads_of() {
 
 }  // namespace
 
-void RankSession::meet(CommonOptions& common) {
+void RankSession::meet(CommonOptions& common, double timeout_s) {
   if (!several()) return;
-  const bool gpus = common.device == "auto" && model::is_registered_backend("cuda") && common.precision != "fp64" && is_there(device_of(place_));
+  if (asked_ > 1 && asked_ != place_.size) fail_usage("--ranks {}: {} say that there are {}; leave --ranks out where srun or torchrun starts them", asked_, place_.source, place_.size);
+  const bool may = common.device == "auto" && model::is_registered_backend("cuda") && common.precision != "fp64";
+  const bool gpus = may && is_there(device_of(place_));
+  DS_REQUIRE(!may || gpus || !is_there("cuda:0"), "rank {} is number {} on this machine and has no GPU of its own ({} is not there): start as many ranks as there are GPUs, or --device cpu", place_.rank,
+             place_.local_rank, device_of(place_));
   if (common.device == "cuda" || gpus) common.device = device_of(place_);
   if (common.threads == 0) common.threads = threads_of();
+  const auto less = [&] { if (!first()) set_log_level(std::min(log_level(), LogLevel::warn)); };
+  if (asked_ > 1) less();  // on the terminal of the one that started them
   log_info("rank {} of {} ({}), rank 0 at {} port {}", place_.rank, place_.size, place_.source, place_.address, place_.port);
-  mesh_ = net::meet(place_, kDeadline);
-  if (!first()) set_log_level(std::min(log_level(), LogLevel::warn));
+  mesh_ = net::meet(place_, timeout_s);
+  less();
 }
 
 std::unique_ptr<model::Collectives> RankSession::join(model::Context& ctx) {

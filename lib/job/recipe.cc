@@ -127,6 +127,8 @@ std::vector<Setting> apply_recipe(TrainOptions& o, const model::DrafterConfig* i
   s.plain("store-weights", fmt::format("{}", fmt::join(o.store_weights, ",")));
   s.plain("seed", o.common.seed);
   s.plain("precision", o.common.precision);
+  s.plain("ranks", o.planning.ranks);
+  s.plain("rank-timeout", o.rank_timeout_s);
   s.plain("grad-wire", o.planning.grad_wire);
   s.plain("val-fraction", o.val_fraction);
   s.plain("validate-every", o.validate_every);

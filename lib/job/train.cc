@@ -12,6 +12,7 @@
 #include "job/fit.h"
 #include "job/gemm_choices.h"
 #include "job/init_drafter.h"
+#include "job/launch.h"
 #include "job/ranks.h"
 #include "job/recipe.h"
 #include "job/store_tools.h"
@@ -165,7 +166,8 @@ void train_as(RankSession& session, const TrainOptions& given) {
   if (!o.out.empty()) require_outside_stores(o.out, false, o.stores);
   check_watch_paths(o);
   const bool trains = !o.plan && !o.common.dry_run;
-  if (trains) session.meet(o.common);
+  if (trains && session.launches()) return launch_ranks(o.planning.ranks, o.common.device);
+  if (trains) session.meet(o.common, o.rank_timeout_s);
   const double start = now_s();
   const target::TargetFiles files(o.target);
   const train::Dataset data(open_stores(o, files), o.val_fraction, o.common.seed, o.store_weights);
@@ -282,7 +284,7 @@ void train_as(RankSession& session, const TrainOptions& given) {
 }  // namespace
 
 void run_train(const TrainOptions& options) {
-  RankSession session;
+  RankSession session(options.planning.ranks);
   try {
     train_as(session, options);
   } catch (const std::exception& e) {

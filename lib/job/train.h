@@ -21,7 +21,7 @@ struct TrainOptions {
               slots = "label-prefix", label = "data", anchors_per = "document", schedule = "cosine", weights = "deepspec", on_nonfinite = "skip";
   int64_t layers = 5, hidden = 0, block = 7, rank = 256, steps = 0, batch_docs = 0, row_tokens = 1024, anchors = 512, draft_vocab = 0, window = 0,
           save_every = 0, keep = 2, chunk_slots = 256, mask_token = -1, validate_every = 0, max_validation_docs = 64;
-  double epochs = 0, lr = 6e-4, weight_decay = 0, muon_lr = 0, muon_weight_decay = 0, clip = 1.0, val_fraction = 0.05, decay = 4.0, warmup = 0.04, time_limit_s = 0,
+  double epochs = 0, lr = 6e-4, weight_decay = 0, muon_lr = 0, muon_weight_decay = 0, clip = 1.0, val_fraction = 0.05, decay = 4.0, warmup = 0.04, time_limit_s = 0, rank_timeout_s = 600,
          dpace = 0, tap_noise = 0;
   PlanOptions planning;  // with `plan`
   bool resume = false, plan = false, no_confidence = false, print_config = false, detach_confidence = false, non_causal = false,

@@ -24,7 +24,6 @@ std::vector<LayerType> layer_types(const TrainOptions& o) {
 void check_options(const TrainOptions& o) {
   const bool shape = !o.planning.shape.empty();
   if (shape && !o.plan) fail_usage("--shape {}: a shape can be planned (--plan) or measured ('dspark bench step'); training needs --store and --target", o.planning.shape);
-  if (o.planning.ranks != 1 && !o.plan) fail_usage("--ranks {}: for --plan; ranks that train are processes, started by srun or torchrun", o.planning.ranks);
   if (o.planning.grad_wire != "fp32" && o.planning.grad_wire != "bf16") fail_usage("--grad-wire {}: fp32 or bf16", o.planning.grad_wire);
   if (o.stores.empty() && !shape) fail_usage("train needs --store STORE (made by 'dspark extract')");
   if (!o.store_weights.empty() && o.store_weights.size() != o.stores.size()) fail_usage("--store-weights: {} weights for {} stores", o.store_weights.size(), o.stores.size());

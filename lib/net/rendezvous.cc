@@ -81,9 +81,14 @@ std::string first_node(const std::string& list) {
   return list.substr(0, bracket) + list.substr(bracket + 1, end - bracket - 1);
 }
 
-Place place_from_environment() {
-  if (variable("RANK") || variable("WORLD_SIZE")) return from_torchrun();
+Place place_from_environment(bool expect_none) {
+  const char *rank = variable("RANK"), *size = variable("WORLD_SIZE");
+  if (rank && size) return from_torchrun();
   if (variable("SLURM_STEP_NUM_TASKS") && variable("SLURM_PROCID")) return from_slurm();
+  if (expect_none || (!rank && !size)) return {};
+  const bool alone = (rank ? std::strcmp(rank, "0") : std::strcmp(size, "1")) == 0 && !variable("MASTER_ADDR") && !variable("LOCAL_RANK");
+  DS_REQUIRE(alone, "{} is '{}', but {} is not set: set both for one of several ranks, or unset {} to train in one process (--ranks N starts N of them on this machine)", rank ? "RANK" : "WORLD_SIZE",
+             rank ? rank : size, rank ? "WORLD_SIZE" : "RANK", rank ? "RANK" : "WORLD_SIZE");
   return {};
 }
 
@@ -152,6 +157,12 @@ int port_of(const Socket& s) {
   SYS_CHECK(::getsockname(s.fd(), reinterpret_cast<sockaddr*>(&a), &n), "ask for a port");
   return ntohs(a.sin6_port);
 }
+
+}  // namespace
+
+int free_port() { return port_of(listen_on(0)); }
+
+namespace {
 
 void set_options(int fd) {
   const int on = 1;
