@@ -78,15 +78,23 @@ CudaDevice::~CudaDevice() {
 
 std::string CudaDevice::name() const { return fmt::format("cuda:{}", ordinal_); }
 
-std::string CudaDevice::describe() const {
-  char text[256] = {};
+std::string CudaDevice::architecture() const {
   int major = 0, minor = 0;
-  size_t bytes = 0;
-  check(driver_, driver_.cuDeviceGetName(text, sizeof text - 1, device_), "ask for the GPU's name");
   check(driver_, driver_.cuDeviceGetAttribute(&major, kComputeMajor, device_), "ask for the GPU's architecture");
   check(driver_, driver_.cuDeviceGetAttribute(&minor, kComputeMinor, device_), "ask for the GPU's architecture");
+  return fmt::format("sm_{}{}", major, minor);
+}
+
+int64_t CudaDevice::memory_bytes() const {
+  size_t bytes = 0;
   check(driver_, driver_.cuDeviceTotalMem_v2(&bytes, device_), "ask for the GPU's memory");
-  return fmt::format("{}, sm_{}{}, {:.1f} GiB", text, major, minor, static_cast<double>(bytes) / (1 << 30));
+  return static_cast<int64_t>(bytes);
+}
+
+std::string CudaDevice::describe() const {
+  char text[256] = {};
+  check(driver_, driver_.cuDeviceGetName(text, sizeof text - 1, device_), "ask for the GPU's name");
+  return fmt::format("{}, {}, {:.1f} GiB", text, architecture(), static_cast<double>(memory_bytes()) / (1 << 30));
 }
 
 model::Address CudaDevice::allocate(int64_t bytes) {
@@ -204,7 +212,7 @@ double CudaDevice::time(const std::function<void()>& work) {
   float ms = 0;
   check(driver_, driver_.cuEventElapsedTime_v2(&ms, events[0], events[1]), "measure a time");
   for (void* e : events) driver_.cuEventDestroy_v2(e);
-  return ms;
+  return 1e-3 * ms;
 }
 
 void* CudaDevice::find(model::Event e) {
@@ -238,16 +246,20 @@ void CudaDevice::synchronize(model::Event e) {
 
 namespace {
 
-constexpr std::string_view kMeasure = "measure";
-
 class CudaBackend final : public model::Backend {
  public:
   CudaBackend(const Driver& driver, const BlasApi& blas, int ordinal, const model::BackendOptions& o)
       : precision_(o.precision), device_(driver, ordinal, o.precision == model::Precision::bf16 ? DType::bf16 : DType::f32),
-        ops_(device_, blas, {o.gemm_choices, o.cpu_kernel == kMeasure}), context_(ops_, device_) {}
+        ops_(device_, blas), context_(ops_, device_) {
+    take_choices(o.gemm_choices);
+  }
   ~CudaBackend() override { device_.synchronize(device_.record(Queue::compute)); }
   model::Context& context() override { return context_; }
-  const std::vector<model::GemmChoice>& gemm_choices() const override { return ops_.choices(); }
+  const std::vector<model::GemmChoice>& gemm_choices() const override { return ops_.blas().choices(); }
+  bool chooses_kernels() const override { return true; }
+  void choose_kernels(const std::function<void()>& work) override { ops_.blas().measure(work); }
+  void take_choices(const std::vector<model::GemmChoice>& choices) override { ops_.blas().take(choices); }
+  int64_t most_head_dim() const override { return kMaxHeadDim; }
   std::string describe() const override { return fmt::format("{} {}, {}", device_.name(), precision_ == model::Precision::bf16 ? "bf16" : "fp32", device_.describe()); }
 
  private:
@@ -269,7 +281,7 @@ int ordinal_of(const std::string& device) {
 }  // namespace
 
 std::unique_ptr<model::Backend> make_backend_on(const model::BackendOptions& options, const Driver& driver, const BlasApi& blas) {
-  DS_REQUIRE(options.cpu_kernel == "auto" || options.cpu_kernel == kMeasure, "--cpu-kernel {}: the cuda backend has none of the CPU's", options.cpu_kernel);
+  DS_REQUIRE(options.cpu_kernel == "auto", "--cpu-kernel {}: the cuda backend has none of the CPU's", options.cpu_kernel);
   DS_REQUIRE(options.precision == model::Precision::bf16 || options.precision == model::Precision::fp32, "the cuda backend computes in bf16 or fp32; fp64 and complex numbers are the ref backend's");
   return std::make_unique<CudaBackend>(driver, blas, ordinal_of(options.device), options);
 }

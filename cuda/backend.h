@@ -53,15 +53,16 @@ class CudaDevice final : public model::Device {
   model::Event record(model::Queue q) override;
   void wait(model::Queue q, model::Event e) override;
   void synchronize(model::Event e) override;
+  double time(const std::function<void()>& work) override;
+  int64_t memory_bytes() const override;
 
   Stream stream(model::Queue q) const { return streams_[static_cast<size_t>(q)]; }
   const Driver& driver() const { return driver_; }
   void* context() const { return context_; }
   // Called now and then while the host waits for the device; what it throws ends the wait. For work that others may leave hanging.
   void set_watch(std::function<void()> watch) { watch_ = std::move(watch); }
-  std::string describe() const;  // "NVIDIA H200, sm_90, 139.8 GiB"
-  // Milliseconds that the compute queue takes for what `work` enqueues. Waits; not for use inside a step.
-  double time(const std::function<void()>& work);
+  std::string architecture() const;  // "sm_90"
+  std::string describe() const;      // "NVIDIA H200, sm_90, 139.8 GiB"
 
  private:
   struct Live {
@@ -98,12 +99,13 @@ class DeviceMemory {
 
 class CudaOps final : public model::Ops {
  public:
-  CudaOps(CudaDevice& device, const BlasApi& blas, const BlasOptions& options);
+  CudaOps(CudaDevice& device, const BlasApi& blas);
   ~CudaOps() override;
 #define DS_OVERRIDE(name, Args) void name(model::Context& ctx, const model::Args& a) override;
   DS_OPS(DS_OVERRIDE)
 #undef DS_OVERRIDE
-  const std::vector<model::GemmChoice>& choices() const { return blas_.choices(); }
+  Blas& blas() { return blas_; }
+  const Blas& blas() const { return blas_; }
 
  private:
   Stream stream() const { return device_.stream(model::Queue::compute); }
@@ -115,7 +117,7 @@ class CudaOps final : public model::Ops {
 };
 
 // On the functions given: what tests use. `options.device` is "cuda" or "cuda:N"; `gemm_choices` are what another backend's gemm_choices()
-// said; `cpu_kernel` is "auto", or "measure" to time cuBLASLt's algorithms where no choice is given.
+// said; `cpu_kernel` is "auto".
 std::unique_ptr<model::Backend> make_backend_on(const model::BackendOptions& options, const Driver& driver, const BlasApi& blas);
 
 }  // namespace dspark::cuda

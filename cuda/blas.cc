@@ -30,9 +30,9 @@ unsigned alignment(const Matrix& m, int64_t ld) {
   return a;
 }
 
-// "cublaslt 13.0.2 1f.20.0.3": the algorithm's words, without the zeros behind the last one.
-std::string text_of(const BlasAlgorithm& a, const std::string& version) {
-  std::string text = std::string(kName) + version;
+// "cublaslt 13.0.2 sm_90 1f.20.0.3": the algorithm's words, without the zeros behind the last one.
+std::string text_of(const BlasAlgorithm& a, const std::string& maker) {
+  std::string text = std::string(kName) + maker;
   int words = 8;
   while (words > 1 && a.data[words - 1] == 0) --words;
   for (int i = 0; i < words; ++i) text += fmt::format("{}{:x}", i == 0 ? ' ' : '.', a.data[i]);
@@ -127,28 +127,43 @@ const Blas::Plan& Blas::plan(const Key& key) {
   p->algorithm = choose(key.kind, key.rows);
   const auto bytes = fits(*p->layouts, p->algorithm);
   DS_REQUIRE(bytes, "cuda: the algorithm of cuBLASLt that was chosen for products with {} columns and depth {} cannot take {} rows: {}", key.kind.cols, key.kind.depth, key.rows,
-             text_of(p->algorithm, version_));
+             text_of(p->algorithm, maker_));
   p->workspace_bytes = *bytes;
   return *plans_.emplace(key, std::move(p)).first->second;
 }
 
 // ---- choices ---------------------------------------------------------------------------------------------------------------
 
-Blas::Blas(const BlasApi& api, CudaDevice& device, Scratch workspace, const BlasOptions& options)
-    : api_(api), device_(device), workspace_(workspace), measure_(options.measure), given_(options.choices) {
+Blas::Blas(const BlasApi& api, CudaDevice& device, Scratch workspace) : api_(api), device_(device), workspace_(workspace) {
   for (int part = 0; part < 3; ++part) {
     int value = 0;
     check_blas(api_.cublasLtGetProperty(part, &value), "cublasLtGetProperty");
-    version_ += (part == 0 ? "" : ".") + std::to_string(value);
+    maker_ += (part == 0 ? "" : ".") + std::to_string(value);
   }
-  for (const GemmChoice& c : given_) {
+  maker_ += " " + device_.architecture();
+  check_blas(api_.cublasLtCreate(&handle_), "cublasLtCreate");
+}
+
+void Blas::take(const std::vector<GemmChoice>& choices) {
+  DS_ASSERT(plans_.empty(), "choices are taken after {} products were planned", plans_.size());
+  for (const GemmChoice& c : choices) {
     const std::string_view kernel = c.kernel;
     DS_REQUIRE(kernel.starts_with(kName), "the matrix kernel '{}' of a given choice is not cuBLASLt's; use choices that were made with --device cuda", c.kernel);
-    const std::string_view rest = kernel.substr(kName.size()), version = rest.substr(0, rest.find(' '));
-    DS_REQUIRE(version == version_, "cuda: the matrix kernels were chosen with cuBLASLt {}, and {} is here, which may give other bits; go on where that version is, or begin anew", version, version_);
-    DS_REQUIRE(version.size() < rest.size() && parse_words(rest.substr(version.size() + 1)), "cuda: '{}' is no algorithm of cuBLASLt", c.kernel);
+    const std::string_view rest = kernel.substr(kName.size()), maker = rest.substr(0, rest.find(' ', std::min(rest.size(), rest.find(' ') + 1)));
+    DS_REQUIRE(maker == maker_, "cuda: the matrix kernels were chosen by cuBLASLt {}, and {} is here, which may give other bits; go on where that is, or begin anew", maker, maker_);
+    DS_REQUIRE(maker.size() < rest.size() && parse_words(rest.substr(maker.size() + 1)), "cuda: '{}' is no algorithm of cuBLASLt", c.kernel);
   }
-  check_blas(api_.cublasLtCreate(&handle_), "cublasLtCreate");
+  given_ = choices_ = choices;
+}
+
+void Blas::measure(const std::function<void()>& work) {
+  struct Measuring {
+    bool& on;
+    explicit Measuring(bool& flag) : on(flag) { on = true; }
+    ~Measuring() { on = false; }
+  } const measuring(measuring_);
+  work();
+  device_.synchronize(device_.record(model::Queue::compute));
 }
 
 Blas::~Blas() {
@@ -199,13 +214,13 @@ const BlasAlgorithm& Blas::choose(const Kind& kind, int64_t rows) {
   BlasAlgorithm chosen{};
   const auto given = std::find_if(given_.begin(), given_.end(), [&](const GemmChoice& g) { return g.form == c.form && g.type == c.type && g.n == c.n && g.k == c.k; });
   if (given != given_.end()) {
-    chosen = *parse_words(std::string_view(given->kernel).substr(kName.size() + version_.size() + 1));
+    chosen = *parse_words(std::string_view(given->kernel).substr(kName.size() + maker_.size() + 1));
   } else {
     const std::vector<BlasAlgorithm> all = candidates(kind);
-    chosen = measure_ && all.size() > 1 ? fastest(kind, rows, all) : all.front();
+    chosen = measuring_ && all.size() > 1 ? fastest(kind, rows, all) : all.front();
+    c.kernel = text_of(chosen, maker_);
+    choices_.push_back(std::move(c));
   }
-  c.kernel = text_of(chosen, version_);
-  choices_.push_back(std::move(c));
   return algorithms_.emplace(kind, chosen).first->second;
 }
 
@@ -228,16 +243,16 @@ BlasAlgorithm Blas::fastest(const Kind& kind, int64_t rows, const std::vector<Bl
   Plan trial;
   trial.layouts = layouts(key);
   const BlasAlgorithm* best = nullptr;
-  double best_ms = 0;
+  double best_s = 0;
   for (const BlasAlgorithm& a : among) {
     const auto bytes = fits(*trial.layouts, a);
     if (!bytes) continue;
     trial.algorithm = a, trial.workspace_bytes = *bytes;
     const auto once = [&] { run(device_.stream(model::Queue::compute), trial, p); };
     once();
-    double ms = device_.time(once);
-    for (int i = 1; i < kTimings; ++i) ms = std::min(ms, device_.time(once));
-    if (best == nullptr || ms < kWorthChanging * best_ms) best = &a, best_ms = ms;
+    double seconds = device_.time(once);
+    for (int i = 1; i < kTimings; ++i) seconds = std::min(seconds, device_.time(once));
+    if (best == nullptr || seconds < kWorthChanging * best_s) best = &a, best_s = seconds;
   }
   device_.synchronize(device_.record(model::Queue::compute));
   for (const model::Address a : owned) device_.free(a);

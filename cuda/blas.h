@@ -4,14 +4,16 @@
 // D^T = op(B)^T op(A)^T.
 //
 // Which algorithm makes a product is part of a run's bits, so rows do not choose: there is one for each kind of product (Kind below),
-// whatever the number of rows, as model::GemmChoice wants it. It is the one that a table names; else, where measuring is asked for,
-// the fastest for the first product of its kind; else the first that cuBLASLt's heuristic gives for kUsualRows rows. An algorithm is
-// an opaque block of bytes that the library promises to take back in the same version: that is how choices are written down.
+// whatever the number of rows, as model::GemmChoice wants it. It is the one that a table names; else, while `measure` works, the
+// fastest for the first product of its kind; else the first that cuBLASLt's heuristic gives for kUsualRows rows. An algorithm is an
+// opaque block of bytes that the library promises to take back in the same version, on the same architecture: that is how choices are
+// written down.
 #pragma once
 
 #include <compare>
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <map>
 #include <memory>
 #include <optional>
@@ -32,21 +34,20 @@ struct Product {
 
 class CudaDevice;
 
-struct BlasOptions {
-  std::vector<model::GemmChoice> choices;  // of another run, to have its bits
-  bool measure = false;                    // where none is given
-};
-
 class Blas {
  public:
   static constexpr int64_t kUsualRows = 1024;
-  // The workspace is device memory, 256-byte aligned. Throws for choices that were not made by this version of cuBLASLt.
-  Blas(const BlasApi& api, CudaDevice& device, Scratch workspace, const BlasOptions& options = {});
+  // The workspace is device memory, 256-byte aligned.
+  Blas(const BlasApi& api, CudaDevice& device, Scratch workspace);
   ~Blas();
   Blas(const Blas&) = delete;
   Blas& operator=(const Blas&) = delete;
   void multiply(Stream stream, const Product& p);
-  // Of the kinds of product met so far, given ones and new ones, in the order they came.
+  // Has the bits of another run. Before any product; throws for choices that another version of cuBLASLt or another architecture made.
+  void take(const std::vector<model::GemmChoice>& choices);
+  // Kinds of product that `work` meets first are measured. Waits.
+  void measure(const std::function<void()>& work);
+  // Those given, and of the kinds of product met so far, in the order they came.
   const std::vector<model::GemmChoice>& choices() const { return choices_; }
 
  private:
@@ -77,9 +78,9 @@ class Blas {
   const BlasApi& api_;
   CudaDevice& device_;
   Scratch workspace_;
-  bool measure_;
+  bool measuring_ = false;
   void* handle_ = nullptr;
-  std::string version_;
+  std::string maker_;  // "13.0.2 sm_90": the library's version and the architecture
   std::vector<model::GemmChoice> given_, choices_;
   std::map<Kind, BlasAlgorithm> algorithms_;
   std::map<Key, std::unique_ptr<Plan>> plans_;

@@ -7,6 +7,7 @@
 #include <thread>
 
 #include "core/hash.h"
+#include "job/gemm_choices.h"
 #include "train/host_collectives.h"
 #include "train/init.h"
 #include "train/plan_step.h"
@@ -124,7 +125,7 @@ Outcome TinyRuns::run(const RunOptions& o, net::Mesh* mesh) const {
     t.out = at(o.out), t.steps = o.steps, t.batch_docs = o.batch_docs, t.save_every = o.save_every, t.validate_every = o.validate_every, t.keep = 9, t.time_limit_s = o.time_limit_s;
     t.pack.row_tokens = o.row_tokens, t.pack.anchors = 3, t.pack.chunk_slots = 4;
     t.schedule.kind = Schedule::Kind::constant, t.schedule.lr = 1e-2;
-    t.config = "{}";
+    t.config = [] { return std::string("{}"); };
     t.sharing = sharing;
     t.on_step = [&](const StepRecord& r) {
       if (r.phase == "train") outcome.steps.push_back({r.loss, r.grad_norm, r.metrics.tau(), r.metrics.slots, static_cast<double>(r.tokens)});
@@ -136,6 +137,7 @@ Outcome TinyRuns::run(const RunOptions& o, net::Mesh* mesh) const {
     {
       Trainer trainer(drafter, target, data, {&config, {}, {0, 1, 2}}, objective, optimizer, t);
       if (const auto found = newest_checkpoint(t.out, *sharing.ranks)) trainer.resume(*found);
+      else if (o.choose_kernels) job::choose_kernels(*backend, *sharing.ranks, [&] { trainer.rehearse(); });
       outcome.result = trainer.run();
     }
     for (const Parameter& p : drafter.parameters()) {

@@ -24,7 +24,7 @@ struct RunOptions {
   model::BackendOptions backend{.device = "ref", .precision = model::Precision::fp64};
   int64_t steps = 5, batch_docs = 5, row_tokens = 16, save_every = 0, validate_every = 0;
   double val_fraction = 0, time_limit_s = 0;
-  bool muon = false, own_width = false, bf16_wire = false;
+  bool muon = false, own_width = false, bf16_wire = false, choose_kernels = false;
   int64_t group = 0;  // ranks of a shard group; 0: all
   train::Denominator denominator = train::Denominator::pooled;
   std::function<void(const train::StepRecord&)> on_step;  // rank 0's

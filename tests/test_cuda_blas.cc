@@ -82,7 +82,7 @@ TEST_CASE("one algorithm makes all products of a kind, whatever the rows, and on
   CHECK(first.type == DType::bf16);
   CHECK(first.n == kOut);
   CHECK(first.k == kIn);
-  CHECK(first.kernel.starts_with("cublaslt 13.0.2 "));
+  CHECK(first.kernel.starts_with("cublaslt 13.0.2 sm_90 "));
   CHECK(backend->gemm_choices()[1].form == "nt f32 add");
   CHECK(backend->gemm_choices()[2].form == "tn f32");
   CHECK(backend->gemm_choices()[2].k == kOut);
@@ -90,9 +90,12 @@ TEST_CASE("one algorithm makes all products of a kind, whatever the rows, and on
 
 TEST_CASE("measured algorithms are the fastest that take every number of rows, and change no result by being measured", "[cuda]") {
   emulation::set_seed(22);
-  const auto usual = backend_with(), measured = backend_with({}, "measure");
+  const auto usual = backend_with(), measured = backend_with();
   static_cast<void>(emulation::blas_variants_used());
-  const Products want = products(usual->context(), 9, true), got = products(measured->context(), 9, true);
+  const Products want = products(usual->context(), 9, true);
+  Products got;
+  CHECK(measured->chooses_kernels());
+  measured->choose_kernels([&] { got = products(measured->context(), 9, true); });
   CHECK(got.y == want.y);
   CHECK(got.dw == want.dw);
   // Each of the three that are left (of the gradient four): one run to warm up, three in time.
@@ -112,6 +115,7 @@ TEST_CASE("measured algorithms are the fastest that take every number of rows, a
   CHECK(a.dw == b.dw);
   CHECK(a.y != other.y);  // what they are for
   CHECK(again->gemm_choices() == measured->gemm_choices());
+  CHECK(backend_with(measured->gemm_choices())->gemm_choices() == measured->gemm_choices());  // also those that it did not come to
 }
 
 TEST_CASE("choices of another library are refused", "[cuda]") {
@@ -119,9 +123,12 @@ TEST_CASE("choices of another library are refused", "[cuda]") {
   static_cast<void>(products(backend->context(), 3));
   std::vector<GemmChoice> choices = backend->gemm_choices();
   emulation::set_blas_version(13, 1, 0);
-  CHECK_THROWS_WITH(backend_with(choices), Contains("chosen with cuBLASLt 13.0.2, and 13.1.0 is here"));
+  CHECK_THROWS_WITH(backend_with(choices), Contains("chosen by cuBLASLt 13.0.2 sm_90, and 13.1.0 sm_90 is here"));
   emulation::set_blas_version(13, 0, 2);
-  for (const char* kernel : {"cublaslt 13.0.2", "cublaslt 13.0.2 ", "cublaslt 13.0.2 12.xy", "cublaslt 13.0.2 1.2.3.4.5.6.7.8.9"}) {
+  emulation::set_devices(1, 10, 0);
+  CHECK_THROWS_WITH(backend_with(choices), Contains("chosen by cuBLASLt 13.0.2 sm_90, and 13.0.2 sm_100 is here"));
+  emulation::set_devices(1, 9, 0);
+  for (const char* kernel : {"cublaslt 13.0.2 sm_90", "cublaslt 13.0.2 sm_90 ", "cublaslt 13.0.2 sm_90 12.xy", "cublaslt 13.0.2 sm_90 1.2.3.4.5.6.7.8.9"}) {
     choices[0].kernel = kernel;
     CHECK_THROWS_WITH(backend_with(choices), Contains("is no algorithm of cuBLASLt"));
   }

@@ -1,6 +1,7 @@
 // Ranks on emulated GPUs over the fake NCCL: threads that share the emulated machine, one at work at a time.
 #include <catch2/catch.hpp>
 
+#include <algorithm>
 #include <array>
 #include <atomic>
 #include <mutex>
@@ -212,6 +213,22 @@ TEST_CASE("ranks on GPUs in bf16 keep masters with their owners, and bf16 may ca
     CHECK(all[0].steps.at(0)[0] == Approx(one.steps[0][0]).epsilon(1e-6));
     CHECK(all[0].steps.at(0)[1] == Approx(one.steps[0][1]).epsilon(bf16_wire ? 1e-2 : 1e-5));
   }
+  check_nothing_left();
+}
+
+TEST_CASE("ranks on GPUs multiply with the kernels that the first one chose", "[cuda][ranks]") {
+  const TinyRuns runs;
+  Machine machine;
+  emulation::set_seed(26);
+  RunOptions o = machine.options();
+  o.choose_kernels = true, o.steps = 1;
+  static_cast<void>(emulation::blas_variants_used());
+  for (const Outcome& outcome : runs.run(o, 2)) CHECK(outcome.error == "");
+  const std::vector<int> used = emulation::blas_variants_used();
+  // One rank tried them all; after that both take the fast ones.
+  const auto last_tried = std::find(used.rbegin(), used.rend(), emulation::kMiddling);
+  CHECK(last_tried != used.rend());
+  CHECK(std::count(used.rbegin(), last_tried, emulation::kFast) > 20);
   check_nothing_left();
 }
 

@@ -144,10 +144,16 @@ void run_eval(const EvalOptions& o) {
   if (o.temperature < 0) fail_usage("--temperature {}: 0 (greedy) or more", o.temperature);
   if (o.max_new_tokens < 1) fail_usage("--max-new-tokens {}: at least 1", o.max_new_tokens);
   const target::TargetFiles files(o.target);
-  for (const auto& path : o.drafters) require_fit(open_drafter(path), files);
+  int64_t widest = files.config().head_dim;
+  for (const auto& path : o.drafters) {
+    const model::DrafterFiles drafter = open_drafter(path);
+    require_fit(drafter, files);
+    widest = std::max(widest, drafter.config.head_dim);
+  }
   const auto tasks = o.data.empty() ? std::vector<TaskPrompt>{} : read_tasks(o);
   JsonLines json(o.common.json);
   auto backend = make_job_backend(o.common);
+  require_heads(*backend, widest, "the target or a drafter");
   if (o.common.dry_run) {
     log_info("dry run: {} drafters fit {}, {} prompts", o.drafters.size(), files.name(), tasks.size());
     json.write(OrderedJson{{"drafters", o.drafters.size()}, {"prompts", tasks.size()}});

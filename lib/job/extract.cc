@@ -10,6 +10,7 @@
 #include "formats/rows.h"
 #include "formats/store.h"
 #include "job/answers.h"
+#include "job/fit.h"
 #include "job/store_tools.h"
 #include "job/synthesis.h"
 #include "target/prefill.h"
@@ -168,6 +169,7 @@ void run_extract(const ExtractOptions& o) {
   GatheredRows gathered = gather_rows_of(o, files, report);
   if (o.synthesize == 0 && gathered.questions.empty()) require_labels(gathered.rows, report, o);
   auto backend = make_job_backend(o.common);
+  require_heads(*backend, config.head_dim, files.name());
   log_info("target {}: {} layers, width {}, {}; {}", files.name(), config.layers, config.hidden, files.quantisation(), backend->describe());
   if (o.common.dry_run) {
     check_could_resume(o, identity);

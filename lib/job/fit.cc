@@ -26,6 +26,10 @@ void require_fit(const model::DrafterFiles& d, const target::TargetFiles& files)
              c.tokenizer_hash.substr(0, 12), files.name(), files.tokenizer().identity().substr(0, 12));
 }
 
+void require_heads(const model::Backend& backend, int64_t head_dim, const std::string& whose) {
+  DS_REQUIRE(head_dim <= backend.most_head_dim(), "{} has attention heads of {} columns, {} can do up to {}; use --device cpu", whose, head_dim, backend.describe(), backend.most_head_dim());
+}
+
 void require_memory(const model::DrafterConfig& config, model::Precision precision, const train::OptimizerOptions& optimizer) {
   double bytes = 0, parameters = 0;
   for (const train::TensorPlan& t : train::plan_update(config, precision, optimizer).tensors) {

@@ -15,6 +15,9 @@ model::DrafterFiles open_drafter(const fs::path& path);
 // tapped layers, tokenizer.
 void require_fit(const model::DrafterFiles& drafter, const target::TargetFiles& target);
 
+// Throws when the backend's attention cannot do heads this wide.
+void require_heads(const model::Backend& backend, int64_t head_dim, const std::string& whose);
+
 // Throws when weights, gradients and optimizer states alone exceed the memory there is: allocated one by one they would end in the
 // system killing the process, without a word.
 void require_memory(const model::DrafterConfig& config, model::Precision precision, const train::OptimizerOptions& optimizer);

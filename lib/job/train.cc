@@ -191,6 +191,7 @@ void train_as(RankSession& session, const TrainOptions& given) {
   const int64_t steps = o.steps > 0 ? o.steps : std::max<int64_t>(1, static_cast<int64_t>(std::llround(o.epochs * static_cast<double>(data.epoch_size()) / static_cast<double>(batch_docs))));
   if (!o.plan) adopt_kernels(o.common, o.out);
   auto backend = make_job_backend(o.common);
+  if (!o.plan) require_heads(*backend, config.head_dim, "the drafter");
   if (o.plan) return plan_run(o, config, objective, data, kept, steps, batch_docs);
   if (o.common.dry_run) {
     const auto plan = train::plan_step(config, objective, apply_norm, parse_precision(o.common.precision),
@@ -237,7 +238,7 @@ void train_as(RankSession& session, const TrainOptions& given) {
   t.save_every = o.save_every, t.keep = o.keep, t.validate_every = o.validate_every, t.time_limit_s = o.time_limit_s;
   t.max_validation_docs = o.max_validation_docs;
   t.stop_on_nonfinite = o.on_nonfinite == "stop";
-  t.config = OrderedJson{{"run", run}, {"backend", backend->describe()}, {"kernels", kernels_json(*backend)}}.dump();
+  t.config = [&] { return OrderedJson{{"run", run}, {"backend", backend->describe()}, {"kernels", kernels_json(*backend)}}.dump(); };
   t.write_drafter = [&](const fs::path& folder) {
     WriteOptions w;
     w.leave_out = {"embed_tokens.weight", "lm_head.weight"};  // the target's own
@@ -248,6 +249,7 @@ void train_as(RankSession& session, const TrainOptions& given) {
   t.on_step = [&](const train::StepRecord& r) { watch->step(r); };
   train::Trainer trainer(drafter, target.head(), data, pack, objective, optimizer_options(o), t);
   if (checkpoint) trainer.resume(*checkpoint);
+  else choose_kernels(*backend, ranks, [&] { trainer.rehearse(); });
   int64_t trainable = 0, parameters = 0;
   for (const auto& p : drafter.parameters()) {
     parameters += p.value.size();

@@ -1,6 +1,8 @@
 // How backends are made. One call gives a Context with its operator table and memory behind it.
 #pragma once
 
+#include <functional>
+#include <limits>
 #include <map>
 #include <memory>
 #include <string>
@@ -12,8 +14,9 @@ namespace dspark::model {
 
 enum class Precision : uint8_t { bf16, fp32, fp64, complex128 };
 
-// The matrix kernel for one product instead of the usual one: "packed", with a weight as B [k, n], or "tn", the gradient of a weight
-// of n columns (k is rows there: 0). Rows do not choose: a row's bits never depend on how many are multiplied with it.
+// The matrix kernel for one product instead of the usual one. cpu: "packed", with a weight as B [k, n], or "tn", the gradient of a weight
+// of n columns (k is rows there: 0); cuda has more forms (cuda/blas.cc). Rows do not choose: a row's bits never depend on how many are
+// multiplied with it.
 struct GemmChoice {
   std::string form;
   DType type = DType::bf16;  // of the operands
@@ -27,7 +30,7 @@ struct BackendOptions {
   Precision precision = Precision::bf16;  // cpu, cuda: bf16 or fp32; ref: fp64 or complex128; plan: the dtypes to plan for
   int threads = 0;                        // 0: all usable cores
   std::string cpu_kernel = "auto";        // matrix kernel by name
-  std::vector<GemmChoice> gemm_choices;   // cpu: measured exceptions from it
+  std::vector<GemmChoice> gemm_choices;   // measured exceptions from it; cuda: what another run's gemm_choices() said
 };
 
 // Owns the backend; `context()` is valid as long as this lives.
@@ -40,6 +43,14 @@ class Backend {
   // The matrix kernel that was taken, and exceptions from it: part of a run's bits. Empty when the backend has none of its own.
   virtual std::string kernel() const { return {}; }
   virtual const std::vector<GemmChoice>& gemm_choices() const;
+  // Whether its library has several kernels for a product, of which the fastest is found by trying: then `choose_kernels` does so for
+  // every kind of product that `work` enqueues, before the first step, and later kinds take the library's first. `take_choices` has
+  // those of another backend instead, before any work; it throws when they are not this device's.
+  virtual bool chooses_kernels() const { return false; }
+  virtual void choose_kernels(const std::function<void()>& work);
+  virtual void take_choices(const std::vector<GemmChoice>& choices);
+  // Columns of the widest attention head it can do.
+  virtual int64_t most_head_dim() const { return std::numeric_limits<int64_t>::max(); }
 };
 
 std::unique_ptr<Backend> make_cpu_backend(const BackendOptions& options);
@@ -77,6 +88,7 @@ struct PlanEntry {
 struct PlanProduct {
   std::string form;
   int64_t m = 0, n = 0, k = 0, calls = 0;
+  bool input_gradient = false;  // "packed": of W [k, n], not of its transpose
 };
 class PlanBackend : public Backend {
  public:

@@ -2,11 +2,21 @@
 
 #include <algorithm>
 
+#include "core/log.h"
+
 namespace dspark::model {
 namespace {
 constexpr int64_t kAlign = 64;
 int64_t aligned(int64_t bytes) { return (bytes + kAlign - 1) / kAlign * kAlign; }
 }  // namespace
+
+double Device::time(const std::function<void()>& work) {
+  synchronize(record(Queue::compute));
+  const double start = now_s();
+  work();
+  synchronize(record(Queue::compute));
+  return now_s() - start;
+}
 
 Arena::Arena(Device& device, int64_t capacity_bytes) : device_(device), capacity_(capacity_bytes) {
   // A planning arena still needs distinct, aligned addresses: the plan backend hands them out without memory behind.

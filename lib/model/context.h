@@ -12,6 +12,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <string>
 
 #include "model/tensor.h"
@@ -53,6 +54,10 @@ class Device {
   virtual Event record(Queue q) = 0;
   virtual void wait(Queue q, Event e) = 0;  // work enqueued on q after this starts after e
   virtual void synchronize(Event e) = 0;    // the host waits
+
+  // Seconds that the compute queue takes for what `work` enqueues, by the device's own clock where it has one. Waits; for measurements.
+  virtual double time(const std::function<void()>& work);
+  virtual int64_t memory_bytes() const { return 0; }  // that the device has; 0: not known
 };
 
 class Arena {

@@ -42,6 +42,22 @@ void Trainer::resume(const FoundCheckpoint& checkpoint) {
   first_step_ = checkpoint.step;
 }
 
+void Trainer::rehearse() {
+  const DrafterConfig& c = drafter_.config();
+  MicroBatch batch;
+  batch.plan = largest_row(c, data_, options_.pack);
+  const int64_t rows = batch.plan.n_context, tap_cols = c.n_taps() * c.target_hidden, width = tap_cols + c.target_hidden;
+  const std::vector<bf16> states(static_cast<size_t>(rows * width));
+  batch.taps = {states.data(), DType::bf16, rows, tap_cols, width};
+  batch.last = {states.data() + tap_cols, DType::bf16, rows, c.target_hidden, width};
+  for (const Write write : {Write::overwrite, Write::add}) step_->run(batch, true, write);
+  // The device has not seen a finite gradient yet: these change nothing.
+  for (size_t i = 0; i < optimizer_.states().size(); ++i)
+    if (optimizer_.states()[i].m) optimizer_.enqueue_update(i);
+  Context& ctx = drafter_.context();
+  ctx.device().synchronize(ctx.device().record(Queue::compute));
+}
+
 StepBatch Trainer::read_step(int64_t step) const {
   std::vector<Dataset::Draw> documents;
   for (int64_t i = 0; i < options_.batch_docs; ++i) documents.push_back(data_.draw(step * options_.batch_docs + i));
@@ -85,7 +101,7 @@ StepMetrics Trainer::sum(const StepMetrics& here) {
 }
 
 void Trainer::save(int64_t step, const StepMetrics* validation) {
-  Json state = parse_json(options_.config, "run configuration");
+  Json state = parse_json(options_.config(), "run configuration");
   if (validation && std::isfinite(validation->tau())) state["validation_tau"] = validation->tau();
   save_checkpoint(options_.out, step, drafter_, optimizer_, state, options_.write_drafter);
   if (ranks_.rank() == 0) prune_checkpoints(options_.out, options_.keep);

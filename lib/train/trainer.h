@@ -39,7 +39,7 @@ struct TrainerOptions {
   int64_t max_validation_docs = 64;
   double time_limit_s = 0;     // 0: none
   bool stop_on_nonfinite = false;  // a gradient that is not finite is an Error; else its step is skipped and counted
-  std::string config;          // JSON object that goes into state.json
+  std::function<std::string()> config;  // a JSON object that goes into state.json, asked for at each checkpoint
   std::function<void(const StepRecord&)> on_step;             // on rank 0
   std::function<void(const fs::path& folder)> write_drafter;  // on rank 0, for each checkpoint and at the end
   Sharing sharing;  // among ranks; the drafter was made with its `owns`
@@ -59,6 +59,8 @@ class Trainer {
           const Objective& objective, const OptimizerOptions& optimizer, const TrainerOptions& options);
 
   void resume(const FoundCheckpoint& checkpoint);  // before run(): goes on from there
+  // Before run(): every kind of product that steps will ask for, on a row of zeros. Changes no weight and no state. Waits.
+  void rehearse();
   TrainerResult run();  // what it throws, the other ranks are told
   int64_t arena_bytes() const { return arena_bytes_; }
 

@@ -1,6 +1,7 @@
 #include "model/ops_cpu/backend.h"
 
 #include <sys/mman.h>
+#include <unistd.h>
 
 #include <cmath>
 #include <cstdlib>
@@ -116,6 +117,8 @@ Event CpuDevice::download(Queue q, const HostMatrix& dst, const Tensor& src) {
            {BackendAccess::raw(src.data), src.dtype, src.rows, src.cols, src.stride});
   return {};
 }
+
+int64_t CpuDevice::memory_bytes() const { return int64_t{::sysconf(_SC_PHYS_PAGES)} * ::sysconf(_SC_PAGESIZE); }
 
 // ---- backend
 // -----------------------------------------------------------------------------------------------------------

@@ -65,6 +65,7 @@ class CpuDevice final : public Device {
   Event record(Queue) override { return {}; }
   void wait(Queue, Event) override {}
   void synchronize(Event) override {}
+  int64_t memory_bytes() const override;
 
  private:
   Machine& machine_;
