@@ -154,7 +154,7 @@ TEST_CASE("the cuda backend is found by its name, and NVIDIA's libraries by thei
   CHECK_FALSE(model::is_registered_backend("cudax"));
   model::BackendOptions options;
   options.device = "vulkan";
-  CHECK_THROWS_WITH(model::make_backend(options), Contains("there is no device 'vulkan': expected cpu, ref, cuda, emulated, emulated-rank or plan"));
+  CHECK_THROWS_WITH(model::make_backend(options), Contains("there is no device 'vulkan': expected cpu, ref, cuda, cuda-emulated, emulated, emulated-rank or plan"));
   CHECK_THROWS_WITH(cuda::Library({"libnothing.so.7", "libnothing.so.6"}, "nothing 7"),
                     Contains("libnothing.so.7: cannot be loaded (") && Contains("libnothing.so.6") && Contains("wanted: nothing 7"));
   CHECK_THROWS_WITH(cuda::Library({"libc.so.6"}, "a newer one").symbol("cuInit"), Catch::Equals("libc.so.6: has no cuInit, so it is too old; wanted: a newer one"));

@@ -249,7 +249,7 @@ TEST_CASE("options change a shape, and a drafter's config is one", "[plan][cli]"
   CHECK(own["parameters"]["total"].get<int64_t>() > 0);
 }
 
-TEST_CASE("benchmarks of loss, optimizer and step say what was reached and what could be", "[plan][cli]") {
+TEST_CASE("benchmarks say what was reached and what could be, one or all in turn", "[plan][cli]") {
   const auto bench = [](std::vector<std::string> arguments) {
     arguments.insert(arguments.begin(), "bench");
     arguments.insert(arguments.end(), {"--shape", "tiny", "--steps", "1", "--threads", "1", "--json", "-"});
@@ -275,10 +275,22 @@ TEST_CASE("benchmarks of loss, optimizer and step say what was reached and what 
   check_result(optimizer.at(0), "GB/s");
   REQUIRE(optimizer.size() > 2);
   for (size_t i = 1; i < optimizer.size(); ++i) check_result(optimizer[i], "GFLOP/s");
+  // Each part is there, in its turn.
+  const auto all = bench({"all", "--chunk-slots", "16,64", "--seconds", "0.01", "--machine", "h200"});
+  std::string order;
+  for (const auto& r : all) {
+    const std::string what = r["what"], word = what.substr(0, what.find(' '));
+    if (!order.ends_with(word + " ")) order += word + " ";
+    if (r.contains("unit")) check_result(r, r["unit"]);
+  }
+  CHECK(order == "gemm loss adamw muon step forward memory ");
+  for (const char* what : {"gemm linear bf16", "gemm linear_dx bf16", "gemm linear_dw bf16", "gemm linear bf16 1x997x80", "loss tiny bf16"})
+    CHECK(std::any_of(all.begin(), all.end(), [&](const auto& r) { return r["what"].template get<std::string>().starts_with(what); }));
   const auto step = bench({"step", "--parts"});
   const OrderedJson& last = step.back();
   for (const char* key : {"step_s", "forward_backward_s", "optimizer_s"}) CHECK(last["predicted"][key].get<double>() > 0);
   CHECK(last["parts"].size() > 8);
+  for (const auto& p : last["parts"]) CHECK((p["share_of_limit"].get<double>() > 0) == (p["part"] != "upload"));
   check_fails(dspark_run({"bench", "step", "--shape", "tiny", "--chunk-slots", "16,64"}), 2, {"--chunk-slots"});
   check_fails(dspark_run({"bench", "loss", "--shape", "huge"}), 2, {"huge", "kimi-k3"});
 }

@@ -1,7 +1,5 @@
 #include "job/bench_gemm.h"
 
-#include <time.h>
-
 #include <algorithm>
 #include <chrono>
 #include <functional>
@@ -26,17 +24,6 @@ double seconds_of(const std::function<void()>& body) {
   const auto start = std::chrono::steady_clock::now();
   body();
   return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
-}
-
-double thread_cpu_s() {
-  timespec t{};
-  ::clock_gettime(CLOCK_THREAD_CPUTIME_ID, &t);
-  return static_cast<double>(t.tv_sec) + 1e-9 * static_cast<double>(t.tv_nsec);
-}
-
-double median(std::vector<double> v) {
-  std::sort(v.begin(), v.end());
-  return v.size() % 2 == 1 ? v[v.size() / 2] : (v[v.size() / 2 - 1] + v[v.size() / 2]) / 2;
 }
 
 // 64-byte aligned memory of one operand, filled with normal numbers (a repeated block of them: drawing all would take
@@ -87,41 +74,6 @@ double peak_gflops(ThreadPool& pool, const model::cpu::GemmTable& table, DType t
     ++turn;
   }
   return best;
-}
-
-MatrixLimit measure_matrix_limit(const std::string& kernel, int threads, DType type) {
-  ThreadPool pool(threads > 0 ? threads : usable_cores());
-  const model::cpu::GemmTable& table = model::cpu::select_kernel(kernel).table();
-  const auto peak = type == DType::bf16 ? table.peak_bf16 : table.peak_f32;
-  // A turn for each thread, by its own clock: one that wakes late may leave its turn to another.
-  std::vector<double> rates(static_cast<size_t>(pool.size()));
-  pool.parallel_for(pool.size(), 1, [&](int64_t begin, int64_t end, int) {
-    for (int64_t i = begin; i < end; ++i) {
-      float sink = 0.001f;
-      double& best = rates[static_cast<size_t>(i)];
-      int64_t rounds = 2000;
-      for (double spent = 0; spent < 0.03;) {
-        const double start = thread_cpu_s(), flops = peak(rounds, &sink), seconds = thread_cpu_s() - start;
-        if (seconds < 1e-3) rounds *= 4;
-        else best = std::max(best, flops / seconds);
-        spent += std::max(seconds, 1e-6);
-      }
-    }
-  });
-  double sum = 0;
-  for (double r : rates) sum += r;
-  return {sum, fmt::format("{}, {} threads", model::cpu::cpu_model_name(), pool.size())};
-}
-
-MatrixLimit measure_matrix_limit(model::Backend& backend, const std::string& kernel, int threads) {
-  model::Context& ctx = backend.context();
-  if (ctx.device().name() == "cpu") return measure_matrix_limit(kernel, threads, ctx.act_dtype());
-  constexpr int64_t n = 8192;
-  Probe p(ctx);
-  const model::Weight* w = p.weight(n, n);
-  const model::Tensor x = p.act(n, n), y = p.empty(ctx.act_dtype(), n, n);
-  const std::vector<double> seconds = times(ctx, [&] { model::linear(ctx, {y, x, w}); }, 0.1, 10);
-  return {2.0 * n * n * n / *std::min_element(seconds.begin(), seconds.end()), backend.describe()};
 }
 
 namespace {
@@ -203,42 +155,11 @@ std::string kernel_choice(const std::string& kernel) {
   return fmt::format("{}: {}", k.name(), model::cpu::kernel_reason(k));
 }
 
-std::vector<GemmShape> default_gemm_shapes() {
-  std::vector<GemmShape> shapes;
-  const auto both = [&](const char* form, int64_t m, int64_t n, int64_t k) {
-    shapes.push_back({form, m, n, k, DType::bf16, DType::f32});
-    shapes.push_back({form, m, n, k, DType::f32, DType::f32});
-  };
-  both("packed", 4096, 2560, 2560);
-  both("nt", 4096, 2560, 2560);
-  // A drafter of width 576 (SmolLM2-135M's): q|k|v, o, gate|up, down, fc; then input and weight gradients.
-  both("packed", 896, 960, 576);
-  both("packed", 896, 576, 576);
-  both("packed", 896, 3072, 576);
-  both("packed", 896, 576, 1536);
-  both("packed", 512, 576, 2880);
-  both("nn", 896, 576, 3072);
-  both("tn", 3072, 576, 896);
-  both("tn", 576, 1536, 896);
-  // The loss: [lm_head | markov_w2] of a pruned and of the full vocabulary, and its gradients.
-  both("packed", 512, 8192, 832);
-  both("packed", 512, 49152, 832);
-  both("nn", 512, 832, 8192);
-  both("tn", 8192, 832, 512);
-  // Decoding.
-  for (int64_t m : {1, 4, 8}) {
-    both("packed", m, 49152, 576);
-    both("packed", m, 1536, 576);
-  }
-  return shapes;
-}
-
 std::vector<BenchResult> bench_gemm(const BenchGemmOptions& options) {
   ThreadPool pool(options.threads > 0 ? options.threads : usable_cores());
   GemmContext ctx(pool, model::cpu::select_kernel(options.kernel));
   std::vector<BenchResult> results;
-  for (const GemmShape& shape : options.shapes.empty() ? default_gemm_shapes() : options.shapes)
-    results.push_back(bench_shape(ctx, shape, options));
+  for (const GemmShape& shape : options.shapes) results.push_back(bench_shape(ctx, shape, options));
   return results;
 }
 

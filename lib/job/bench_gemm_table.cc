@@ -6,11 +6,11 @@
 #include "core/error.h"
 #include "core/json.h"
 #include "job/bench_gemm.h"
+#include "job/bench_products.h"
 #include "job/common.h"
 #include "job/shapes.h"
 #include "model/backends.h"
 #include "model/ops_cpu/gemm.h"
-#include "train/plan_step.h"
 
 namespace dspark::job {
 
@@ -20,13 +20,11 @@ namespace {
 
 constexpr double kWorthChanging = 1.03;  // below is noise
 
-// Each weight's products once, at the most rows a step multiplies: by (form, n, k), or (form, n) for gradients, whose k is rows.
+// A weight gradient's kernel is chosen by n alone.
 std::vector<GemmShape> products_of(const Shape& shape, Precision precision) {
-  const auto plan = train::plan_step(shape.config, train::deepspec_objective(shape.config.confidence), false, precision,
-                                    train::largest_row(shape.config, shape.row_tokens, shape.anchors, 512));
   std::map<std::tuple<std::string, int64_t, int64_t>, GemmShape> largest;
   const DType type = precision == Precision::bf16 ? DType::bf16 : DType::f32;
-  for (const PlanProduct& p : plan.products) {
+  for (const PlanProduct& p : step_products(shape, precision, false)) {
     GemmShape& s = largest[{p.form, p.n, p.form == "tn" ? 0 : p.k}];
     if (p.m * p.k > s.m * s.k) s = {p.form, p.m, p.n, p.k, type, DType::f32};
   }

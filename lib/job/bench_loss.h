@@ -1,8 +1,8 @@
 // Benchmark of the vocabulary loss alone: forward and gradient of `vocab_loss` at a drafter's shape, for several chunk sizes.
 //
 // Protocol: a full row of the shape's tokens and anchors, every slot supervised, deepspec's terms; normal random states and weights;
-// one call to warm up, then repeats; the value is their median. The limit is the multiply-adds on registers alone (a GPU: one large
-// product), measured before them: what is lost to it are the sweeps over the logits, the memory and the products' own loss.
+// one call to warm up, then repeats; the value is their median. The limit is the device's of matrix
+// products (job/bench_limit.h): what is lost to it are the sweeps over the logits, the memory and the products' own loss.
 #pragma once
 
 #include <string>

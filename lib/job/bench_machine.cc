@@ -1,12 +1,11 @@
 #include "job/bench_machine.h"
 
-#include <unistd.h>
-
 #include <algorithm>
 #include <functional>
 
 #include "core/error.h"
 #include "core/log.h"
+#include "job/bench_limit.h"
 #include "job/bench_probe.h"
 #include "model/ops_cpu/isa.h"
 
@@ -183,6 +182,7 @@ std::vector<WorkRate> measure_work(Backend& backend, Precision precision) {
     Probe probe(backend.context());
     kind.make(probe);
     WorkRate r{kind.work, kind.by_bytes, 0, {}};
+    backend.choose_kernels(probe.run);
     const double off = probe.without ? median(times(backend.context(), probe.without, kSeconds, kRepeats)) : 0;
     for (double s : times(backend.context(), probe.run, kSeconds, kRepeats)) r.samples.push_back(work / std::max(s - off, 0.1 * s));
     r.rate = median(r.samples);
@@ -192,25 +192,27 @@ std::vector<WorkRate> measure_work(Backend& backend, Precision precision) {
 }
 
 Machine measure_machine(const CommonOptions& options) {
-  DS_REQUIRE(options.precision != "fp64", "--machine this measures the cpu backend, which computes in bf16 or fp32, not fp64");
-  if (options.device != "auto" && options.device != "cpu") fail_usage("--machine this measures the cpu backend, not --device {}; name the machine or give a file of its rates", options.device);
-  CommonOptions cpu = options;
-  cpu.device = "cpu";
-  const auto backend = make_job_backend(cpu);
+  DS_REQUIRE(options.precision != "fp64", "--machine this measures a device that computes in bf16 or fp32, not fp64");
+  return measure_machine(*make_job_backend(options), options);
+}
+
+Machine measure_machine(Backend& backend, const CommonOptions& options) {
   Machine m;
   m.name = "this";
-  m.measured = m.packs = true;
-  m.memory_bytes = static_cast<double>(::sysconf(_SC_PHYS_PAGES)) * static_cast<double>(::sysconf(_SC_PAGESIZE));
+  m.measured = true;
+  m.packs = is_cpu(backend);
+  m.memory_bytes = static_cast<double>(backend.context().device().memory_bytes());
   double memory = 0;
   std::string said;
-  for (const WorkRate& r : measure_work(*backend, parse_precision(options.precision))) {
+  for (const WorkRate& r : measure_work(backend, parse_precision(options.precision))) {
+    if (r.work == Work::pack && !m.packs) continue;
     Rate& rate = m.of(r.work);
     (r.by_bytes ? rate.bytes : rate.flops) = r.rate;
     if (r.work == Work::update) memory = r.rate;
     said += fmt::format("{}{} {:.1f} {}", said.empty() ? "" : ", ", work_name(r.work), r.rate * 1e-9, r.by_bytes ? "GB/s" : "GFLOP/s");
   }
   for (Work w : {Work::product, Work::gradient_product, Work::attention, Work::attention_backward, Work::muon}) m.of(w).bytes = memory;
-  m.peaks = fmt::format("{}, {}; {}", model::cpu::cpu_model_name(), backend->describe(), format_bytes(m.memory_bytes));
+  m.peaks = is_cpu(backend) ? fmt::format("{}, {}; {}", model::cpu::cpu_model_name(), backend.describe(), format_bytes(m.memory_bytes)) : backend.describe();
   m.assumptions = "measured now: " + said;
   return m;
 }

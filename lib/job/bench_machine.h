@@ -21,7 +21,8 @@ struct WorkRate {
 std::vector<WorkRate> measure_work(model::Backend& backend, model::Precision precision);
 const char* work_name(model::Work work);
 
-// As a Machine: "this". Only the cpu backend is measured: fp64 is refused.
+// As a Machine: "this". The scalar reference is not one: fp64 is refused.
 Machine measure_machine(const CommonOptions& options);
+Machine measure_machine(model::Backend& backend, const CommonOptions& options);
 
 }  // namespace dspark::job

@@ -1,15 +1,14 @@
 #include "job/bench_optimizer.h"
 
 #include <algorithm>
+#include <functional>
 #include <set>
 
 #include "core/error.h"
-#include "job/bench_gemm.h"
-#include "job/bench_memory.h"
+#include "job/bench_limit.h"
 #include "job/bench_probe.h"
 #include "job/common.h"
 #include "job/shapes.h"
-#include "model/ops_cpu/gemm.h"
 #include "train/optimizer.h"
 #include "train/plan_step.h"
 
@@ -24,7 +23,7 @@ struct Flat {
   Tensor master, m, v, grad, value;
 };
 
-BenchResult bench_adamw(Backend& backend, ThreadPool& pool, const train::UpdatePlan& plan, int repeats) {
+BenchResult bench_adamw(Backend& backend, const train::UpdatePlan& plan, const BenchOptimizerOptions& o) {
   Probe p(backend.context());
   const DType acc = p.ctx.acc_dtype();
   const Tensor scalars = p.empty(acc, 1, kNumStepScalars), sum = p.empty(acc, 1, 1);
@@ -39,37 +38,46 @@ BenchResult bench_adamw(Backend& backend, ThreadPool& pool, const train::UpdateP
     fill(p.ctx, {tensors.back().v, 1e-4});
   }
   BenchResult r;
+  r.what = fmt::format("adamw {} {}", o.shape, o.precision);
   r.unit = "GB/s";
-  for (double s : times(p.ctx, [&] {
-         for (const Flat& t : tensors) sum_squares(p.ctx, {sum, t.grad});
-         for (const Flat& t : tensors) adamw(p.ctx, {t.master, t.m, t.v, t.grad, t.value, scalars});
-       }, 0, repeats)) {
-    r.samples.push_back(bytes / s * 1e-9);
-    r.limit = std::max(r.limit, memory_bytes_per_s(pool) * 1e-9);
-  }
-  r.value = median(r.samples);
+  ThreadPool pool(!is_cpu(backend) ? 1 : o.threads > 0 ? o.threads : usable_cores());
+  const std::vector<double> seconds = times(p.ctx, [&] {
+    for (const Flat& t : tensors) sum_squares(p.ctx, {sum, t.grad});
+    for (const Flat& t : tensors) adamw(p.ctx, {t.master, t.m, t.v, t.grad, t.value, scalars});
+  }, 0, o.repeats);
+  for (const double s : seconds) r.samples.push_back(bytes / s * 1e-9);
+  for (int i = 0; i < (is_cpu(backend) ? o.repeats : 1); ++i) r.limit = std::max(r.limit, measure_memory_limit(backend, pool) * 1e-9);
   return r;
 }
 
-// What a step on [m, n] computes: 5/8 of the symmetric products, their blocks on and above the diagonal.
+// What a step on [m, n] computes: of the symmetric products the cpu backend leaves out blocks below the diagonal, 3/8.
 struct MuonWork {
   double gram, square, update;
   double all() const { return gram + square + update; }
 };
-MuonWork muon_work_of(int64_t rows, int64_t cols) {
+MuonWork muon_work_of(Backend& backend, int64_t rows, int64_t cols) {
   const auto m = static_cast<double>(std::min(rows, cols)), n = static_cast<double>(std::max(rows, cols));
-  return {5 * 0.625 * 2 * m * m * n, 5 * 0.625 * 2 * m * m * m, 5 * 2 * m * m * n};
+  const double computed = is_cpu(backend) ? 0.625 : 1;
+  return {5 * computed * 2 * m * m * n, 5 * computed * 2 * m * m * m, 5 * 2 * m * m * n};
 }
 
-// GFLOP/s of a step's products alone.
-double products_rate(const BenchOptimizerOptions& o, int64_t rows, int64_t cols, DType act) {
+// GFLOP/s of a step's products alone: X X^T and G G^T as y = x W^T, P X as an input gradient, which is dy W.
+double products_rate(Backend& backend, int64_t rows, int64_t cols) {
   const int64_t m = std::min(rows, cols), n = std::max(rows, cols);
-  BenchGemmOptions g;
-  g.kernel = o.kernel, g.threads = o.threads, g.seconds_per_shape = 0.05, g.min_repeats = 3;
-  g.shapes = {{"nt", m, m, n, act, DType::f32}, {"nt", m, m, m, act, DType::f32}, {"nn", m, n, m, act, DType::f32}};
-  const auto results = bench_gemm(g);
-  const MuonWork w = muon_work_of(rows, cols);
-  return w.all() / (w.gram / results[0].value + w.square / results[1].value + w.update / results[2].value);
+  Probe p(backend.context());
+  const DType acc = p.ctx.acc_dtype();
+  const Tensor x = p.act(m, n), poly = p.act(m, m), gram = p.empty(acc, m, m), next = p.empty(acc, m, n);
+  const Weight *wide = p.weight(p.act(m, n), true), *square = p.weight(p.act(m, m), false);
+  const std::function<void()> products[] = {[&] { linear(p.ctx, {gram, x, wide}); }, [&] { linear(p.ctx, {gram, poly, square}); }, [&] { linear_dx(p.ctx, {next, poly, wide}); }};
+  const double flops[] = {2.0 * static_cast<double>(m * m * n), 2.0 * static_cast<double>(m * m * m), 2.0 * static_cast<double>(m * m * n)};
+  const MuonWork w = muon_work_of(backend, rows, cols);
+  const double work[] = {w.gram, w.square, w.update};
+  double seconds = 0;
+  for (size_t i = 0; i < 3; ++i) {
+    backend.choose_kernels(products[i]);
+    seconds += work[i] * median(times(p.ctx, products[i], 0.05, 3, 1e-3)) / flops[i];
+  }
+  return 1e-9 * w.all() / seconds;
 }
 
 BenchResult bench_muon(Backend& backend, const BenchOptimizerOptions& o, int64_t rows, int64_t cols) {
@@ -81,9 +89,10 @@ BenchResult bench_muon(Backend& backend, const BenchOptimizerOptions& o, int64_t
   BenchResult r;
   r.what = fmt::format("muon {} {}x{}", o.precision, rows, cols);
   r.unit = "GFLOP/s";
-  for (double s : times(p.ctx, [&] { muon(p.ctx, {master, buf, grad, value, scalars, work, muon_size(rows, cols)}); }, 0, o.repeats)) r.samples.push_back(muon_work_of(rows, cols).all() / s * 1e-9);
-  r.limit = products_rate(o, rows, cols, p.ctx.act_dtype());
-  r.value = median(r.samples);
+  const auto step = [&] { muon(p.ctx, {master, buf, grad, value, scalars, work, muon_size(rows, cols)}); };
+  backend.choose_kernels(step);
+  for (double s : times(p.ctx, step, 0, o.repeats)) r.samples.push_back(muon_work_of(backend, rows, cols).all() / s * 1e-9);
+  r.limit = products_rate(backend, rows, cols);
   return r;
 }
 
@@ -92,23 +101,22 @@ BenchResult bench_muon(Backend& backend, const BenchOptimizerOptions& o, int64_t
 std::vector<BenchResult> bench_optimizer(const BenchOptimizerOptions& o) {
   const Shape shape = find_shape(o.shape);
   if (o.precision != "bf16" && o.precision != "fp32") fail_usage("--precision {}: bf16 or fp32", o.precision);
+  CommonOptions common;
+  common.device = o.device, common.precision = o.precision, common.threads = o.threads, common.cpu_kernel = o.kernel;
+  const auto backend = make_job_backend(common);
   BackendOptions options;
   options.precision = parse_precision(o.precision);
-  options.threads = o.threads, options.cpu_kernel = o.kernel;
-  const auto backend = make_cpu_backend(options);
-  ThreadPool pool(o.threads > 0 ? o.threads : usable_cores());
-  const train::UpdatePlan plan = train::plan_update(shape.config, options.precision, {});
-  std::vector<BenchResult> results{bench_adamw(*backend, pool, plan, o.repeats)};
-  results[0].what = fmt::format("adamw {} {}", o.shape, o.precision);
+  std::vector<BenchResult> results{bench_adamw(*backend, train::plan_update(shape.config, options.precision, {}), o)};
   // Each different matrix that Muon would take, once.
   const auto planner = make_plan_backend(options);
   Drafter drafter(planner->context(), shape.config, DrafterOptions{});
   std::set<std::pair<int64_t, int64_t>> seen;
   for (const Parameter& p : drafter.parameters())
     if (p.trainable && train::takes_muon(p) && seen.insert({p.value.rows, p.value.cols}).second) results.push_back(bench_muon(*backend, o, p.value.rows, p.value.cols));
+  const std::string device = device_text(*backend, o.threads);
   for (BenchResult& r : results) {
-    r.kernel = model::cpu::select_kernel(o.kernel).name();
-    r.device = fmt::format("{}, {} threads", model::cpu::cpu_model_name(), pool.size());
+    r.value = median(r.samples);
+    r.kernel = backend->kernel(), r.device = device;
     r.share_of_limit = r.value / r.limit;
   }
   return results;

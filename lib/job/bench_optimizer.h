@@ -1,8 +1,8 @@
 // Benchmark of the optimizers at a drafter's tensors.
 //
-// AdamW: GB/s of what it must read and write (with the gradient's norm, read once more) over all trainable tensors, against the best
-// of reading, copying and updating in place memory that no cache holds. Muon: GFLOP/s of each different matrix, counting what is
-// computed (the mirrored halves of X X^T and G G^T are not, in blocks of a quarter), against the same products alone.
+// AdamW: GB/s of what it must read and write (with the gradient's norm, read once more) over all trainable tensors, against the memory's
+// (job/bench_limit.h). Muon: GFLOP/s of each different matrix, counting what is computed (by the cpu backend not the mirrored halves of
+// X X^T and G G^T, in blocks of a quarter), against the same products alone.
 // Protocol: normal random values, one call to warm up, then repeats; the value is their median, the limit the best of those
 // measured beside them.
 #pragma once
@@ -15,7 +15,7 @@
 namespace dspark::job {
 
 struct BenchOptimizerOptions {
-  std::string shape = "small", precision = "bf16", kernel = "auto";
+  std::string shape = "small", precision = "bf16", kernel = "auto", device = "auto";
   int threads = 0, repeats = 5;
 };
 

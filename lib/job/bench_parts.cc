@@ -1,5 +1,6 @@
 #include "job/bench_parts.h"
 
+#include <algorithm>
 #include <tuple>
 
 #include "core/log.h"
@@ -12,6 +13,8 @@ using namespace model;
 
 namespace {
 
+double over(double work, double rate) { return rate > 0 ? work / rate : 0; }
+
 struct Book {
   const Machine& machine;
   std::map<std::tuple<Part, bool, Work>, PartTime> parts;  // the work tells the optimizer's lines apart
@@ -22,6 +25,8 @@ struct Book {
     PartTime& t = parts[{loss ? Part::draft_vocab : label.part, label.backward, label.part == Part::optimizer ? entries.front().work : Work::rows}];
     t.measured += seconds;
     t.predicted += total_seconds(predict(entries, machine));
+    for (const PlanEntry& e : entries)
+      if (e.work != Work::upload) t.at_limit += std::max(over(e.counts.flops, machine.peak_flops), over(e.counts.bytes(), machine.peak_bytes));
   }
 };
 
@@ -44,6 +49,8 @@ class TimedDevice final : public Device {
   Event record(Queue q) override { return inner_.record(q); }
   void wait(Queue q, Event e) override { inner_.wait(q, e); }
   void synchronize(Event e) override { inner_.synchronize(e); }
+  double time(const std::function<void()>& work) override { return inner_.time(work); }
+  int64_t memory_bytes() const override { return inner_.memory_bytes(); }
 
  private:
   Device& inner_;
@@ -55,10 +62,7 @@ class TimedOps final : public Ops {
   TimedOps(Context& inner, Book& book) : inner_(inner), book_(book) {}
 #define DS_IMPLEMENT(name, Args)                                                                \
   void name(Context& ctx, const Args& a) override {                                             \
-    const double start = now_s();                                                               \
-    inner_.ops().name(inner_, a);                                                               \
-    inner_.device().synchronize(inner_.device().record(Queue::compute));                        \
-    book_.add(plan::entries(a, ctx.label()), now_s() - start);                                  \
+    book_.add(plan::entries(a, ctx.label()), inner_.device().time([&] { inner_.ops().name(inner_, a); })); \
   }
   DS_OPS(DS_IMPLEMENT)
 #undef DS_IMPLEMENT

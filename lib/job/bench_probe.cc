@@ -28,7 +28,12 @@ Tensor Probe::random(DType type, int64_t rows, int64_t cols, float scale) {
   std::vector<float> twice(static_cast<size_t>(2 * cols));
   for (int64_t c = 0; c < cols; ++c)
     twice[static_cast<size_t>(c)] = twice[static_cast<size_t>(c + cols)] = scale * static_cast<float>(rng.normal(static_cast<uint64_t>(c)));
-  for (int64_t r = 0; r < rows; ++r) ctx.upload_now(t.row_range(r, 1), {twice.data() + r % cols, DType::f32, 1, cols, cols});
+  // Rows one column apart, as many at once as are left before the row comes round, and as may be staged.
+  for (int64_t r = 0; r < rows;) {
+    const int64_t n = std::min({rows - r, cols - r % cols, std::max<int64_t>(1, (int64_t{1} << 24) / cols)});
+    ctx.upload_now(t.row_range(r, n), {twice.data() + r % cols, DType::f32, n, cols, 1});
+    r += n;
+  }
   return t;
 }
 
@@ -50,17 +55,22 @@ Weight* Probe::weight(const Tensor& value, bool input_gradient) {
   return weights_.back().get();
 }
 
-std::vector<double> times(Context& ctx, const std::function<void()>& body, double seconds, int repeats) {
-  const auto once = [&] {
+std::vector<double> times(Context& ctx, const std::function<void()>& body, double seconds, int repeats, double least) {
+  const auto timed = [&](int calls) {
     stop_point();
-    const double start = now_s();
-    body();
-    ctx.device().synchronize(ctx.device().record(Queue::compute));
-    return now_s() - start;
+    return ctx.device().time([&] {
+      for (int i = 0; i < calls; ++i) body();
+    }) / calls;
   };
-  once();
+  timed(1);
+  int calls = 1;
+  if (least > 0) {
+    const double start = now_s();  // as long as it takes to wait for it
+    timed(1);
+    calls = static_cast<int>(std::clamp(least / std::max(now_s() - start, 1e-9), 1.0, 1e4));
+  }
   std::vector<double> samples;
-  for (double spent = 0; spent < seconds || static_cast<int>(samples.size()) < repeats;) spent += samples.emplace_back(once());
+  for (const double start = now_s(); now_s() - start < seconds || static_cast<int>(samples.size()) < repeats;) samples.push_back(timed(calls));
   return samples;
 }
 

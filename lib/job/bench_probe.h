@@ -36,8 +36,9 @@ class Probe {
   std::vector<std::unique_ptr<model::Weight>> weights_;
 };
 
-// Seconds of each call, after one to warm up: at least `seconds` in all and `repeats` of them.
-std::vector<double> times(model::Context& ctx, const std::function<void()>& body, double seconds, int repeats);
+// Seconds of each call by the device's clock, after one to warm up: at least `seconds` in all and `repeats` of them. Calls that are shorter
+// than `least` are timed several at once.
+std::vector<double> times(model::Context& ctx, const std::function<void()>& body, double seconds, int repeats, double least = 0);
 double median(std::vector<double> v);
 
 }  // namespace dspark::job

@@ -7,6 +7,7 @@
 #include "core/rng.h"
 #include "core/stop.h"
 #include "job/bench_gemm.h"
+#include "job/bench_limit.h"
 #include "job/bench_machine.h"
 #include "job/bench_probe.h"
 #include "job/common.h"
@@ -65,12 +66,18 @@ BenchStepResult bench_step(const BenchStepOptions& o) {
   train::OptimizerOptions optimizer_options;
   optimizer_options.muon = o.optimizer == "muon";
   const auto backend = make_job_backend(common);
-  const bool cpu = backend->context().device().name() == "cpu";
-  if (o.parts && !cpu) fail_usage("bench step --parts measures the cpu backend, not {}", backend->context().device().name());
-  const Machine machine = cpu ? measure_machine(common) : Machine{};
+  const bool cpu = is_cpu(*backend);
+  const auto named = o.machine == "auto" ? machine_of_device(backend->describe(), precision) : std::nullopt;
+  Machine machine = named ? *named : o.machine == "auto" || o.machine == "this" ? measure_machine(*backend, common) : find_machine(o.machine, precision);
   const Plan predicted = predict_step(shape, objective, optimizer_options, precision, row, machine);
-  DS_REQUIRE(!cpu || predicted.fits(machine), "bench step {}: needs {} of memory, this machine has {}; 'dspark train --plan --shape {}' says what for", o.shape,
-             format_bytes(static_cast<double>(predicted.fullest().bytes)), format_bytes(machine.memory_bytes), o.shape);
+  const auto memory = static_cast<double>(backend->context().device().memory_bytes());
+  DS_REQUIRE(static_cast<double>(predicted.fullest().bytes) <= memory, "bench step {}: needs {} of memory, this device has {}; 'dspark train --plan --shape {}' says what for", o.shape,
+             format_bytes(static_cast<double>(predicted.fullest().bytes)), format_bytes(memory), o.shape);
+  const MatrixLimit matrix = measure_matrix_limit(*backend, o.kernel, o.threads);
+  if (o.parts) {  // the device's own limits, whatever predicts
+    ThreadPool pool(!cpu ? 1 : o.threads > 0 ? o.threads : usable_cores());
+    machine.peak_flops = matrix.flops, machine.peak_bytes = measure_memory_limit(*backend, pool);
+  }
 
   TimedBackend timed(backend->context(), machine);
   Context& ctx = o.parts ? timed.context() : backend->context();
@@ -111,29 +118,30 @@ BenchStepResult bench_step(const BenchStepOptions& o) {
   train::TrainStep step(ctx, drafter, target, objective, plan.arena_bytes);
   train::Optimizer optimizer(drafter, optimizer_options);
 
-  const MatrixLimit matrix = measure_matrix_limit(*backend, o.kernel, o.threads);
   const double limit = matrix.flops * 1e-9;
   std::vector<double> whole, compute, update;
-  for (int i = 0; i <= o.steps; ++i) {
+  const auto run = [&] {
     stop_point();
     const double t0 = now_s();
     const train::StepMetrics m = step.run(batch, true, Write::overwrite);
     const double t1 = now_s();
     optimizer.step(1e-4, 1 / m.weight_sum);
     const double t2 = now_s();
-    if (i == 0) {  // warm-up
-      timed.reset();
-      continue;
-    }
     out.slots = m.slots;
     compute.push_back(t1 - t0), update.push_back(t2 - t1), whole.push_back(t2 - t0);
-  }
+  };
+  // To warm up: of a device whose kernels are chosen by trying, twice.
+  if (backend->chooses_kernels()) backend->choose_kernels(run);
+  run();
+  timed.reset();
+  compute.clear(), update.clear(), whole.clear();
+  for (int i = 0; i < o.steps; ++i) run();
   if (c.own_embeddings()) ctx.free(target.head.value);
   out.step_seconds = median(whole), out.forward_backward_seconds = median(compute), out.optimizer_seconds = median(update);
   out.peak_rss_bytes = peak_rss_bytes();
   out.predicted_step_seconds = predicted.step, out.predicted_forward_backward_seconds = predicted.forward_backward, out.predicted_optimizer_seconds = predicted.optimizer;
 
-  const std::string device = matrix.device, name = backend->kernel();
+  const std::string device = device_text(*backend, o.threads), name = backend->kernel();
   BenchResult rate{fmt::format("step {} {} {}", o.shape, o.precision, o.optimizer), out.slots / out.step_seconds, "slots/s", 0, 0, {}, name, device};
   for (double s : whole) rate.samples.push_back(out.slots / s);
   // Slots a second if the step took the time of its products at the limit.
@@ -144,7 +152,7 @@ BenchStepResult bench_step(const BenchStepOptions& o) {
   flops.share_of_limit = flops.value / limit;
   out.results = {rate, flops};
   const auto beside = [&](double measured, double expected) {
-    return cpu ? fmt::format("{:.3f} s (predicted {:.3f}, {:+.0f} %)", measured, expected, 100 * (expected / measured - 1)) : fmt::format("{:.4f} s", measured);
+    return fmt::format("{:.{}f} s (predicted {:.{}f}, {:+.0f} %)", measured, cpu ? 3 : 5, expected, cpu ? 3 : 5, 100 * (expected / measured - 1));
   };
   out.text = bench_table(out.results) +
              fmt::format("row of {} tokens, {} anchors of {} slots, {:.0f} supervised; {} parameters, {} trained\n"
@@ -152,13 +160,14 @@ BenchStepResult bench_step(const BenchStepOptions& o) {
                          shape.row_tokens, shape.anchors, c.block, out.slots, out.parameters, out.trainable, beside(out.step_seconds, predicted.step),
                          beside(out.forward_backward_seconds, predicted.forward_backward), beside(out.optimizer_seconds, predicted.optimizer),
                          format_bytes(static_cast<double>(plan.arena_bytes)), format_bytes(static_cast<double>(out.peak_rss_bytes)), format_bytes(static_cast<double>(predicted.fullest().bytes)),
-                         cpu ? "; predicted from " + machine.assumptions : std::string());
+                         fmt::format("; predicted from {}", machine.measured ? machine.assumptions : fmt::format("{} ({})", machine.name, machine.assumptions)));
   if (!o.parts) return out;
   out.parts = timed.rows();
-  out.text += fmt::format("{:<32} {:>12} {:>12}\n", "each operator waited for", "measured", "predicted");
+  out.text += fmt::format("{:<32} {:>13} {:>13} {:>15}\n", "each operator waited for", "measured", "predicted", "share of limit");
   for (PartTime& p : out.parts) {
-    p.measured /= o.steps, p.predicted /= o.steps;
-    out.text += fmt::format("  {:<30} {:>9.1f} ms {:>9.1f} ms\n", p.name, 1e3 * p.measured, 1e3 * p.predicted);
+    p.measured /= o.steps, p.predicted /= o.steps, p.at_limit /= o.steps;
+    const std::string share = p.at_limit > 0 && p.measured > 0 ? fmt::format("{:.1f} %", 100 * p.at_limit / p.measured) : "-";
+    out.text += fmt::format("  {:<30} {:>10.3f} ms {:>10.3f} ms {:>15}\n", p.name, 1e3 * p.measured, 1e3 * p.predicted, share);
   }
   return out;
 }

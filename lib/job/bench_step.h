@@ -1,9 +1,9 @@
 // Benchmark of whole training steps at a drafter's shape: forward, loss, backward and optimizer on random states.
 //
 // Protocol: one row of T tokens, one document, A anchors spread evenly, every slot supervised that can be; one warm-up step, then
-// repeats. The limit is the products' multiply-adds on registers alone (a GPU: one large product), measured before them: what a step
-// could reach if everything but its products cost nothing. Beside the measurement stands what `train --plan` predicts for the step from rates that are
-// measured first and know nothing of the shape (job/bench_machine.h); on a GPU there is no prediction yet.
+// repeats. The limit is the device's of matrix products (job/bench_limit.h): what a step could reach if everything but its products cost
+// nothing. Beside the measurement stands what `train --plan` predicts for the step: from the data sheet of a GPU that is known by name,
+// else from rates that are measured first and know nothing of the shape (job/bench_machine.h).
 #pragma once
 
 #include <string>
@@ -19,7 +19,8 @@ struct BenchStepOptions {
   std::string optimizer = "adamw", precision = "bf16", kernel = "auto", device = "auto";
   int threads = 0, steps = 5;
   int64_t chunk_slots = 256;
-  bool parts = false;  // time every operator, and wait for it; not on a GPU yet
+  bool parts = false;  // time every operator, and wait for it
+  std::string machine = "auto";  // that predicts: this (measured), a name or a file of job/machines.h; auto: see above
 };
 
 struct BenchStepResult {

@@ -1,5 +1,7 @@
 #include "job/machines.h"
 
+#include <algorithm>
+#include <cctype>
 #include <cmath>
 #include <map>
 #include <nlohmann/json.hpp>
@@ -122,6 +124,7 @@ Machine machine_of(const Peaks& p, Precision precision) {
   for (Work w : {Work::attention, Work::attention_backward}) m.of(w) = {peak * p.attention_efficiency, memory};
   m.of(Work::upload) = {0, p.host_gb_per_s > 0 ? 1e9 * p.host_gb_per_s * p.memory_efficiency : memory};
   m.memory_bytes = 1e9 * p.memory_gb;
+  m.peak_flops = peak, m.peak_bytes = 1e9 * p.memory_gb_per_s;
   m.link_ranks = static_cast<int64_t>(p.link_ranks);
   m.link_bytes = 1e9 * p.link_gb_per_s * p.network_efficiency;
   m.network_bytes = 1e9 * p.network_gb_per_s * p.network_efficiency;
@@ -147,6 +150,15 @@ Machine find_machine(const std::string& name, Precision precision) {
   std::error_code ec;
   if (!fs::exists(name, ec)) fail_usage("--machine {}: neither a file nor one of {}", name, machine_names());
   return machine_of(read_peaks(name), precision);
+}
+
+std::optional<Machine> machine_of_device(const std::string& described, Precision precision) {
+  for (const Peaks& p : kNamed) {
+    std::string name = p.name;
+    std::transform(name.begin(), name.end(), name.begin(), [](unsigned char c) { return static_cast<char>(std::toupper(c)); });
+    if (described.find(", NVIDIA " + name + ",") != std::string::npos) return machine_of(p, precision);
+  }
+  return std::nullopt;
 }
 
 }  // namespace dspark::job

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <array>
+#include <optional>
 #include <string>
 
 #include "model/backends.h"
@@ -21,6 +22,7 @@ struct Machine {
   bool measured = false;
   bool packs = false;       // keeps its own copies of weights (the cpu backend)
   double memory_bytes = 0;
+  double peak_flops = 0, peak_bytes = 0;  // a second, of the data sheet: matrix products of the precision, and memory; 0: not known
   std::array<Rate, model::kWorks> rate{};
   // Between ranks, each way: the first `link_ranks` ranks share the fast link, others the network. 0: not known.
   int64_t link_ranks = 1;
@@ -36,6 +38,8 @@ struct Machine {
 //   product_efficiency, attention_efficiency, vector_efficiency, memory_efficiency, network_efficiency   else: the named machines'
 // Unknown keys and numbers that make no sense are errors.
 Machine find_machine(const std::string& name_or_file, model::Precision precision);
+// The named one that a device says it is ("cuda:0 bf16, NVIDIA H200, sm_90, 139.8 GiB"); none for a part of one, or a smaller one of the family.
+std::optional<Machine> machine_of_device(const std::string& described, model::Precision precision);
 std::string machine_names();
 
 }  // namespace dspark::job

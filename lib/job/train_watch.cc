@@ -6,7 +6,7 @@
 
 #include "core/error.h"
 #include "core/log.h"
-#include "job/bench_gemm.h"
+#include "job/bench_limit.h"
 
 namespace dspark::job {
 
@@ -28,10 +28,9 @@ TrainWatch::TrainWatch(const TrainOptions& o, model::Backend& backend, JsonLines
   // The scalar reference has no limit worth a name.
   if (o.common.precision != "fp64") {
     const MatrixLimit limit = measure_matrix_limit(backend, o.common.cpu_kernel, o.common.threads);
-    const bool cpu = backend.context().device().name() == "cpu";
     limit_ = facts.limit = limit.flops;
-    facts.machine.push_back({cpu ? "CPU" : "GPU", limit.device});
-    facts.machine.push_back({"matrix limit", fmt::format("{:.0f} GFLOP/s: {}, measured at the start", limit.flops * 1e-9, cpu ? "multiply-adds on registers alone" : "one large product")});
+    facts.machine.push_back({is_cpu(backend) ? "CPU" : "GPU", device_text(backend, o.common.threads)});
+    facts.machine.push_back({"matrix limit", fmt::format("{:.0f} GFLOP/s: {}", limit.flops * 1e-9, limit.how)});
   }
   char host[256] = "";
   if (::gethostname(host, sizeof host - 1) == 0) facts.machine.push_back({"host", host});

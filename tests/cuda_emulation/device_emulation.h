@@ -172,7 +172,10 @@ template <typename... Params, typename... Args>
 void launch(Stream stream, Dim grid, Dim block, int shared_bytes, void (*kernel)(Params...), const Args&... args) {
   check_launch(grid, block, shared_bytes, static_cast<int64_t>((sizeof(Params) + ... + 0)));
   emulation::Launch l{grid.x, grid.y, static_cast<int>(block.x), shared_bytes, [kernel, ... a = static_cast<Params>(args)] { kernel(a...); }};
-  emulation::enqueue(static_cast<emulation::StreamState*>(stream), [l = std::move(l)] { emulation::run_grid(l); });
+  emulation::enqueue(static_cast<emulation::StreamState*>(stream), [l = std::move(l)] {
+    emulation::pass_time(1e-3);
+    emulation::run_grid(l);
+  });
 }
 
 }  // namespace dspark::cuda

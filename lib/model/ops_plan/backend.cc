@@ -19,7 +19,7 @@ struct Ledger {
   PlanCounts total;
   std::map<std::string, PlanCounts> by_operator;
   std::map<std::tuple<Part, bool, Work>, PlanCounts> by_entry;
-  std::map<std::tuple<std::string, int64_t, int64_t, int64_t>, int64_t> by_product;  // form, n, k, m -> calls
+  std::map<std::tuple<std::string, int64_t, int64_t, int64_t, bool>, int64_t> by_product;  // form, n, k, m, input gradient -> calls
   void count(const char* name, const std::vector<PlanEntry>& entries) {
     for (const PlanEntry& e : entries) {
       total.add(e.counts);
@@ -28,7 +28,7 @@ struct Ledger {
     }
   }
   void count(const std::vector<PlanProduct>& products) {
-    for (const PlanProduct& p : products) by_product[{p.form, p.n, p.k, p.m}] += p.calls;
+    for (const PlanProduct& p : products) by_product[{p.form, p.n, p.k, p.m, p.input_gradient}] += p.calls;
   }
 };
 
@@ -151,7 +151,7 @@ class Plan final : public PlanBackend {
   }
   std::vector<PlanProduct> products() const override {
     std::vector<PlanProduct> all;
-    for (const auto& [key, calls] : ledger_.by_product) all.push_back({std::get<0>(key), std::get<3>(key), std::get<1>(key), std::get<2>(key), calls});
+    for (const auto& [key, calls] : ledger_.by_product) all.push_back({std::get<0>(key), std::get<3>(key), std::get<1>(key), std::get<2>(key), calls, std::get<4>(key)});
     return all;
   }
   void reset_counts() override { ledger_ = {}; }

@@ -213,7 +213,7 @@ PlanCounts cost(const VerifyBlock& a) {
 // ---- products ----
 
 std::vector<PlanProduct> products(const Linear& a) { return {{"packed", a.x.rows, a.w->out(), a.w->in(), 1}}; }
-std::vector<PlanProduct> products(const LinearDx& a) { return {{"packed", a.dy.rows, a.w->in(), a.w->out(), 1}}; }
+std::vector<PlanProduct> products(const LinearDx& a) { return {{"packed", a.dy.rows, a.w->in(), a.w->out(), 1, true}}; }
 std::vector<PlanProduct> products(const LinearDw& a) { return {{"tn", a.dw.rows, a.dw.cols, a.x.rows, 1}}; }
 std::vector<PlanProduct> products(const VocabLoss& a) {
   std::vector<PlanProduct> all;
@@ -223,7 +223,7 @@ std::vector<PlanProduct> products(const VocabLoss& a) {
     all.push_back({"packed", c.rows, vocab, a.target_head->in(), 1});
     all.push_back({"packed", c.slots, vocab, cols, 1});
     if (!a.backward) continue;
-    all.push_back({"packed", c.slots, cols, vocab, 1});
+    all.push_back({"packed", c.slots, cols, vocab, 1, true});
     if (a.d_head) all.push_back({"tn", vocab, a.d_head.cols, c.slots, 1});
   }
   return all;
