@@ -143,12 +143,21 @@ void check_choices(Context& cuda) {
   CHECK(accepted.size() >= 3);  // rounds of several lengths
 }
 
+// fp32: the fixtures' bounds. bf16:
+// outputs. Rounding to bf16 is off by at most 2^-9, 1.1e-3 in root mean square; some sixty roundings lie between the taps and a hidden
+// state (7 a layer and side of each sum, 2 or 3 layers), which add up as a random walk to 8e-3: seen are 5e-3 to 1e-2. The confidence's
+// bias is the difference of two means of a third of their size or less, so three times that: 3e-2.
+// gradients. Smooth terms pass the outputs' error on, and sums of opposite signs magnify it; so does the public trainers' own bf16, whose
+// error each fixture tells: three times that, as everywhere. The gradient of tv has jumps besides, d (sign(d - t) - mean) / 2: a logit
+// with an error e turns the sign where |ln d/t| < e. With e = 7.4e-3 of the logits' root mean square, 0.014, that is 0.2 to 0.5 % of the entries
+// of the dsp_* cases, and as each is then off by all of its d, 3 to 40 % of the gradient's norm (drawn from dsp_dspark_gated's own logits: 0.16;
+// seen there in o_proj: 0.197, in the trainers' bf16: 0.0997). Which entries turn is luck in both, hence again the factor.
 golden::Tolerance cuda_tolerance(const std::string& device, Precision precision, const Json& description) {
   model::BackendOptions options;
   options.device = device, options.precision = precision;
   if (precision == Precision::fp32) return {options, 5e-6, 2e-5, 1e-7, "cuda fp32"};
   const double observed = description.at("observed").at("bf16_autocast_vs_float64").at("worst_relative_2norm_gradients");
-  return {options, 3e-2, std::max(1e-1, 3 * observed), 1e-7, "cuda bf16", false};
+  return {options, 3e-2, 3 * observed, 1e-7, "cuda bf16", false};
 }
 
 }  // namespace dspark::test

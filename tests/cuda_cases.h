@@ -15,8 +15,7 @@ OpCases wide_cases();
 // Every choice that sampling makes, with the numbers a run draws: ids and decisions must be the cpu backend's, not only close.
 void check_choices(model::Context& cuda);
 
-// Of a drafter_step or trajectory case with this description. bf16 gradients of tv flip with the sign of draft - target, so that the
-// reference's own are far off in some cases: there three times as far is allowed.
+// Of a drafter_step or trajectory case with this description. bf16 gradients may be three times as far off as the public trainers' own.
 golden::Tolerance cuda_tolerance(const std::string& device, model::Precision precision, const Json& description);
 
 }  // namespace dspark::test
