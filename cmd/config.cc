@@ -1,4 +1,5 @@
 // --config FILE: the file's options become arguments behind the command line's own.
+#include <algorithm>
 #include <nlohmann/json.hpp>
 #include <sstream>
 
@@ -37,6 +38,23 @@ void add_json(std::vector<Entry>& entries, const std::string& section, const Ord
   }
 }
 
+// The TOML reader takes a list without its end for one that ends with the line.
+void require_closed(const std::string& text, const fs::path& path) {
+  int open = 0, line = 1, opened_at = 0;
+  char quote = 0;
+  for (size_t i = 0; i < text.size(); ++i) {
+    const char c = text[i];
+    if (c == '\n') ++line, quote = 0;
+    else if (quote) quote = c == quote ? 0 : quote;
+    else if (c == '"' || c == '\'') quote = c;
+    else if (c == '#') i = std::min(text.find('\n', i), text.size()) - 1;
+    else if (c == '[') opened_at = open++ == 0 ? line : opened_at;
+    else if (c == ']') --open;
+    if (open < 0) fail_usage("--config {}: line {} closes a list that was not opened", path.string(), line);
+  }
+  if (open > 0) fail_usage("--config {}: the '[' of line {} is not closed", path.string(), opened_at);
+}
+
 std::vector<Entry> read_entries(const fs::path& path) {
   std::string text;
   try {
@@ -52,6 +70,8 @@ std::vector<Entry> read_entries(const fs::path& path) {
     add_json(entries, "", json, path);
     return entries;
   }
+  if (OrderedJson::accept(text)) fail_usage("--config {}: JSON, but not an object of options", path.string());
+  require_closed(text, path);
   std::istringstream in(text);
   try {
     for (const CLI::ConfigItem& item : CLI::ConfigTOML().from_config(in)) {
