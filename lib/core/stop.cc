@@ -24,6 +24,8 @@ void install_stop_handler() {
   sigemptyset(&action.sa_mask);
   action.sa_flags = SA_RESTART;
   for (int s : {SIGINT, SIGTERM, SIGUSR1}) ::sigaction(s, &action, nullptr);
+  struct sigaction before {};
+  if (::sigaction(SIGHUP, nullptr, &before) == 0 && before.sa_handler != SIG_IGN) ::sigaction(SIGHUP, &action, nullptr);
   // A file at its size limit is then a write that fails (EFBIG) and is reported like a full disk, not the process's end.
   ::signal(SIGXFSZ, SIG_IGN);
 }

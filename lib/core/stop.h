@@ -1,4 +1,4 @@
-// Stop on request: SIGINT, SIGTERM and SIGUSR1 set a flag; long loops look at it between units of work, save, and exit 75.
+// Stop on request: SIGINT, SIGTERM, SIGUSR1 and SIGHUP (unless it is ignored, as nohup does) set a flag; long loops look at it between units of work, save, and exit 75.
 // A second SIGINT ends the process at once.
 #pragma once
 
