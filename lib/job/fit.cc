@@ -24,6 +24,9 @@ void require_fit(const model::DrafterFiles& d, const target::TargetFiles& files)
   DS_REQUIRE(c.taps.back().n < t.layers, "{}: it taps the state after {} layers, {} has {}: it is another target's drafter", where, c.taps.back().n, files.name(), t.layers);
   DS_REQUIRE(c.tokenizer_hash.empty() || c.tokenizer_hash == files.tokenizer().identity(), "{}: it was trained with another tokenizer ({}) than {}'s ({})", where,
              c.tokenizer_hash.substr(0, 12), files.name(), files.tokenizer().identity().substr(0, 12));
+  if (!c.target_id.empty() && c.target_id != files.id())
+    log_warn("{} was trained on the states of {} with other weights or settings ({}, {}) than this {} ({}, {}): fewer of its tokens may be accepted", where, c.target_name, c.trained_on,
+             c.target_id.substr(0, 12), files.name(), files.quantisation(), files.id().substr(0, 12));
 }
 
 void require_heads(const model::Backend& backend, int64_t head_dim, const std::string& whose) {

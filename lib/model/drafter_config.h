@@ -46,6 +46,7 @@ struct DrafterConfig {
   std::string target_name;
   std::vector<std::string> target_architectures;
   std::string tokenizer_hash;        // of the target's tokenizer; empty when the file does not say
+  std::string target_id;             // of the target the states came from (its config and weights); empty when the file does not say
   std::string trained_on;            // quantisation the states came from; empty when unknown
 
   // With a width of its own there is nothing of the target's to copy: embed_tokens and lm_head are the drafter's, trained with it.

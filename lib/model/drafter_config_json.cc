@@ -117,6 +117,7 @@ void parse_heads(const Fields& f, DrafterConfig& c) {
   const Fields own(f.at("dspark_training"), f.where() + ": dspark_training");
   c.tokenizer_hash = own.string("tokenizer_hash", "");
   c.trained_on = own.string("states_from", "");
+  c.target_id = own.string("target_id", "");
   c.window_by_anchor = own.string("window_rule", "served") == "anchor";
   const std::string rotary = own.string("rotary", "");
   DS_REQUIRE(rotary.empty() || rotary == "served" || rotary == "reference", "{}: rotary '{}' is not served or reference", own.where(), rotary);
@@ -147,6 +148,7 @@ void put_heads(OrderedJson& j, const DrafterConfig& c) {
   OrderedJson own;
   if (!c.tokenizer_hash.empty()) own["tokenizer_hash"] = c.tokenizer_hash;
   if (!c.trained_on.empty()) own["states_from"] = c.trained_on;
+  if (!c.target_id.empty()) own["target_id"] = c.target_id;
   own["window_rule"] = c.window_by_anchor ? "anchor" : "served";
   if (c.rotary != formats::Rotary::unknown) own["rotary"] = c.rotary == formats::Rotary::served ? "served" : "reference";
   j["dspark_training"] = own;

@@ -98,6 +98,8 @@ std::string TargetFiles::quantisation() const {
   return text;
 }
 
+std::string TargetFiles::id() const { return sha256_hex(config_hash() + weights_hash()); }
+
 std::string TargetFiles::weights_hash() const {
   std::map<std::string, std::span<const std::byte>> tensors;
   if (source_->gguf) {

@@ -30,6 +30,8 @@ class TargetFiles {
   // SHA-256 of samples of the weights as they are stored: the first, middle and last 4 KiB of up to 1024 tensors, spread over the
   // names. It tells checkpoints of one architecture apart; it is no checksum of the file.
   std::string weights_hash() const;
+  // Config and weights in one: what decides the states.
+  std::string id() const;
   // Loaded on first use; an Error when the target carries none.
   const formats::Tokenizer& tokenizer() const;
   bool has_chat_template() const;

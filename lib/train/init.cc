@@ -66,10 +66,11 @@ DrafterConfig drafter_config_for(const target::TargetFiles& files, const NewDraf
   c.rotary = choice.rotary;
   c.mask_token = choice.mask_token >= 0 ? choice.mask_token : files.tokenizer().default_mask_token();
   DS_REQUIRE(c.mask_token >= 0, "the target's tokenizer has no token that could be the mask; name one with --mask-token");
-  c.target_name = files.name();
+  c.target_name = printable(files.name());  // a name in JSON
   c.target_architectures = {std::string(formats::hf_class_name(t.architecture))};
   c.tokenizer_hash = files.tokenizer().identity();
   c.trained_on = files.quantisation();
+  c.target_id = files.id();
   return c;
 }
 
