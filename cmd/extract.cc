@@ -21,12 +21,13 @@ struct Options {
 void verify(const Options& o) {
   job::JsonLines json(o.extract.common.json);
   const auto check = job::verify_store(o.verify);
-  for (const auto& p : check.problems) fmt::print(stderr, "{}\n", printable(p.text()));
+  for (const auto* list : {&check.problems, &check.not_finite})
+    for (const auto& p : *list) fmt::print(stderr, "{}\n", printable(p.text()));
   json.write(OrderedJson{{"store", o.verify.string()}, {"samples", check.samples}, {"bytes", check.bytes}, {"problems", check.problems.size()},
-                         {"not_finite", check.not_finite}, {"complete", check.complete}});
+                         {"not_finite", check.not_finite.size()}, {"complete", check.complete}});
   json.finish();
-  fmt::print(stderr, "{}: {} samples, {} bytes read, {} problems, {} samples that are not finite\n", o.verify.string(), check.samples, check.bytes, check.problems.size(), check.not_finite);
-  DS_REQUIRE(check.problems.empty() && check.not_finite == 0, "{} is damaged: extract the samples above again", o.verify.string());
+  fmt::print(stderr, "{}: {} samples, {} bytes read, {} problems, {} samples that are not finite\n", o.verify.string(), check.samples, check.bytes, check.problems.size(), check.not_finite.size());
+  DS_REQUIRE(check.problems.empty() && check.not_finite.empty(), "{} is damaged: {}", o.verify.string(), job::how_to_mend(o.verify));
 }
 
 // One thing at a time: what would be passed over in silence is wrong usage.
@@ -48,6 +49,9 @@ void require_one(const Options& o) {
 
 void run(const Options& o) {
   require_one(o);
+  std::vector<fs::path> looked_at = o.merge;
+  for (const fs::path& p : {o.inspect, o.verify}) looked_at.push_back(p);
+  job::require_apart("--json", o.extract.common.json, looked_at);
   if (!o.inspect.empty()) {
     job::JsonLines json(o.extract.common.json);
     const Json j = job::inspect_store(o.inspect);
@@ -60,7 +64,7 @@ void run(const Options& o) {
     if (o.extract.out.empty()) fail_usage("--merge needs --out STORE");
     job::require_outside_stores(o.extract.out, true);
     job::JsonLines json(o.extract.common.json);
-    const auto r = job::merge_stores(o.merge, o.extract.out, formats::codec_from_name(o.extract.codec));
+    const auto r = job::merge_stores(o.merge, o.extract.out, formats::codec_from_name(o.extract.codec), {.taps = job::tap_numbers(o.extract.taps)});
     for (const auto& p : r.problems) fmt::print(stderr, "left out: {}\n", printable(p.text()));
     fmt::print(stderr, "{}: {} samples, {} added, {} duplicates\n", o.extract.out.string(), r.samples, r.added, r.duplicates);
     json.write(OrderedJson{{"store", o.extract.out.string()}, {"samples", r.samples}, {"added", r.added}, {"duplicates", r.duplicates}, {"left_out", r.problems.size()}});

@@ -17,7 +17,7 @@ void add_train(CLI::App& app) {
   sub->add_option("--init", o->init, "go on with this drafter: its shape, rope, draft vocabulary and weights; embeddings and head are the target's")->type_name("DRAFTER");
   sub->add_flag("--init-partial", o->init_partial, "what of --init does not fit starts new, instead of an error");
   const char* shape = "Drafter";
-  sub->add_option("--algorithm", o->algorithm, "dspark or dflash (no heads, cross-entropy only)")->capture_default_str()->group(shape);
+  sub->add_option("--algorithm", o->algorithm, "dspark or dflash (no heads; cross-entropy if --loss says nothing else)")->capture_default_str()->group(shape);
   sub->add_option("--layers", o->layers, "decoder layers")->capture_default_str()->group(shape);
   sub->add_option("--hidden", o->hidden, "width (0: the target's; another one trains embeddings and head of its own, without a warm start)")->type_name("D")->capture_default_str()->group(shape);
   sub->add_option("--block", o->block, "tokens of a block")->capture_default_str()->group(shape);
@@ -38,7 +38,7 @@ void add_train(CLI::App& app) {
   sub->add_option("--recipe", o->recipe, "bundle of defaults: deepspec or speculators; every part can be given alone")->capture_default_str()->group(objective);
   sub->add_option("--loss", o->loss, "terms and weights: ce=0.1,tv=1.8,conf=1 (also kl, rkl, jsd, nla, lk_hybrid)")->type_name("TERMS")->group(objective);
   sub->add_option("--decay", o->decay, "gamma of the slot weights exp(-k/gamma); 0: none")->capture_default_str()->group(objective);
-  sub->add_option("--dpace", o->dpace, "alpha of D-PACE weights instead of the decay (0: off; terms: ce alone, and conf)")->capture_default_str()->group(objective);
+  sub->add_option("--dpace", o->dpace, "alpha of D-PACE weights instead of the decay (0: off; terms: ce alone, and conf; needs --denominator count)")->capture_default_str()->group(objective);
   sub->add_option("--slots", o->slots, "supervised slots: label-prefix (in the document, up to the first masked label) or row-mask (as speculators)")->capture_default_str()->group(objective);
   sub->add_option("--label", o->label, "ce's label: data (the token) or target (its arg-max)")->capture_default_str()->group(objective);
   sub->add_flag("--detach-confidence", o->detach_confidence, "the confidence loss trains its own weights only")->group(objective);

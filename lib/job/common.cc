@@ -1,6 +1,7 @@
 #include "job/common.h"
 
 #include <fcntl.h>
+#include <signal.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -58,21 +59,31 @@ std::vector<std::string> split_list(const std::string& text) {
   return parts;
 }
 
-std::vector<model::TapLayer> parse_taps(const std::string& text, int64_t n_layers) {
-  if (text == "auto") return model::auto_taps(n_layers);
-  std::vector<model::TapLayer> taps;
+std::vector<int> tap_numbers(const std::string& text) {
+  std::vector<int> numbers;
+  if (text == "auto" || text == "store") return numbers;
   for (const std::string& part : split_list(text)) {
     int n = 0;
     const auto [end, error] = std::from_chars(part.data(), part.data() + part.size(), n);
     if (error != std::errc() || end != part.data() + part.size()) fail_usage("--taps {}: '{}' is not a layer number", text, part);
-    if (n < 0 || n >= n_layers) fail_usage("--taps {}: {} is not in 0..{}; a tap is the state after n of the target's {} layers, the last one is stored anyway", text, n, n_layers - 1, n_layers);
-    if (!taps.empty() && n <= taps.back().n) fail_usage("--taps {}: layers must ascend", text);
+    if (n < 0 || (!numbers.empty() && n <= numbers.back())) fail_usage("--taps {}: layers must ascend, from 0 on", text);
+    numbers.push_back(n);
+  }
+  return numbers;
+}
+
+std::vector<model::TapLayer> parse_taps(const std::string& text, int64_t n_layers) {
+  if (text == "auto") return model::auto_taps(n_layers);
+  std::vector<model::TapLayer> taps;
+  for (const int n : tap_numbers(text)) {
+    if (n >= n_layers) fail_usage("--taps {}: {} is not in 0..{}; a tap is the state after n of the target's {} layers, the last one is stored anyway", text, n, n_layers - 1, n_layers);
     taps.push_back({n});
   }
   return taps;
 }
 
 JsonLines::JsonLines(const std::string& where, Kind kind) : where_(where) {
+  if (kind == Kind::stream && !where.empty()) ::signal(SIGPIPE, SIG_IGN);  // whoever watches may leave: a write that fails, no more
   if (where.empty() || where == "-") return;
   if (kind == Kind::result) {
     result_ = std::make_unique<AtomicFile>(where);
@@ -113,6 +124,21 @@ void JsonLines::stream(const std::string& line) {
 
 void JsonLines::finish() {
   if (result_) result_->commit();
+}
+
+void require_apart(std::string_view option, const fs::path& output, const std::vector<fs::path>& inputs) {
+  if (output.empty() || output == "-") return;
+  std::error_code ec;
+  const auto whole = [&ec](const fs::path& p) { return fs::weakly_canonical(fs::absolute(p, ec), ec); };
+  const fs::path out = whole(output);
+  for (const fs::path& input : inputs) {
+    if (input.empty()) continue;
+    const fs::path in = whole(input);
+    for (fs::path at = out; !at.empty(); at = at.parent_path()) {
+      if (at == in || fs::equivalent(at, in, ec)) fail_usage("{} {}: {} is read by this command, and would be written over; choose another place", option, output.string(), input.string());
+      if (at == at.parent_path()) break;
+    }
+  }
 }
 
 int64_t parse_bytes(const std::string& text) {

@@ -3,6 +3,7 @@
 
 #include <memory>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "core/files.h"
@@ -34,9 +35,14 @@ void check_kernel_name(const std::string& name);
 // Throws (exit 2) for a device or precision that does not exist, (exit 1) for one that is not there. `auto`: a GPU, or a line why the CPU.
 std::unique_ptr<model::Backend> make_job_backend(const CommonOptions& options);
 
+// Throws (exit 2) when what an option is to write is one of the inputs, or lies in one.
+void require_apart(std::string_view option, const fs::path& output, const std::vector<fs::path>& inputs);
+
 // What stands between the commas, empty or not.
 std::vector<std::string> split_list(const std::string& text);
 
+// "2,10,18" -> 2 10 18, ascending; "auto" and "store" name none.
+std::vector<int> tap_numbers(const std::string& text);
 // "auto" or "2,10,18" -> taps, checked against the target's number of layers.
 std::vector<model::TapLayer> parse_taps(const std::string& text, int64_t n_layers);
 

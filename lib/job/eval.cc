@@ -1,10 +1,12 @@
 #include "job/eval.h"
 
+#include <poll.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <iostream>
 #include <nlohmann/json.hpp>
+#include <optional>
 
 #include "core/error.h"
 #include "core/log.h"
@@ -51,10 +53,21 @@ Decoded decode(const target::TargetFiles& files, LoadedDrafter& d, const F& run)
 
 struct TaskPrompt {
   size_t task;
-  std::string text;
+  std::vector<int32_t> ids;
 };
 
-std::vector<TaskPrompt> read_tasks(const EvalOptions& o) {
+constexpr int64_t kSlack = 64;  // positions that the last rounds may look ahead
+
+std::vector<int32_t> prompt_of(const std::string& text, const target::TargetFiles& files) {
+  return formats::prompt_ids(OrderedJson::array({OrderedJson{{"role", "user"}, {"content", text}}}), nullptr, files.render(), files.tokenizer());
+}
+
+void require_room(const std::string& where, const std::vector<int32_t>& prompt, const EvalOptions& o) {
+  const int64_t wanted = static_cast<int64_t>(prompt.size()) + o.max_new_tokens + kSlack;
+  DS_REQUIRE(wanted <= o.max_length, "{}: its prompt has {} tokens, with --max-new-tokens {} it needs --max-length {} (is {})", where, prompt.size(), o.max_new_tokens, wanted, o.max_length);
+}
+
+std::vector<TaskPrompt> read_tasks(const EvalOptions& o, const target::TargetFiles& files) {
   std::vector<TaskPrompt> prompts;
   for (size_t task = 0; task < o.data.size(); ++task) {
     formats::RowReport report;
@@ -64,7 +77,8 @@ std::vector<TaskPrompt> read_tasks(const EvalOptions& o) {
       if (o.limit > 0 && n >= o.limit) break;
       const std::string text = formats::first_user_turn(*row);
       DS_REQUIRE(!text.empty(), "{}: no user turn to answer", row->where);
-      prompts.push_back({task, text});
+      prompts.push_back({task, prompt_of(text, files)});
+      require_room(row->where, prompts.back().ids, o);
       ++n;
     }
     DS_REQUIRE(n > 0, "{} holds no prompt", o.data[task].string());
@@ -111,15 +125,19 @@ void print_table(const std::string& name, const OrderedJson& j) {
 // The folder's own name, as shells complete it ("run/") too.
 std::string name_of(const fs::path& drafter) { return drafter.has_filename() ? drafter.filename().string() : drafter.parent_path().filename().string(); }
 
-// Streams one answer; accepted tokens in green on a terminal.
-void show(LoadedDrafter& d, const target::TargetFiles& files, const OrderedJson& messages, DecodeOptions options, std::string* answer) {
-  const auto prompt = formats::prompt_ids(messages, nullptr, files.render(), files.tokenizer());
+// Streams one answer, unless it is `quiet`; accepted tokens in green on a terminal.
+struct Shown {
+  std::string answer;
+  PromptStats stats;
+};
+Shown show(LoadedDrafter& d, const target::TargetFiles& files, const std::vector<int32_t>& prompt, DecodeOptions options, bool quiet) {
+  Shown shown;
   const bool colour = ::isatty(1) == 1;
   formats::StreamDecoder stream(files.tokenizer());
   auto put = [&](int32_t token, bool accepted) {
     const std::string text = stream.push(token);
-    if (answer) *answer += text;
-    fmt::print("{}{}{}", colour && accepted ? "\033[32m" : "", text, colour && accepted ? "\033[0m" : "");
+    shown.answer += text;
+    if (!quiet) fmt::print("{}{}{}", colour && accepted ? "\033[32m" : "", text, colour && accepted ? "\033[0m" : "");
   };
   options.on_first = [&](int32_t token) { put(token, false); };
   const Decoded out = decode(files, d, [&](Decoder& decoder) {
@@ -130,9 +148,36 @@ void show(LoadedDrafter& d, const target::TargetFiles& files, const OrderedJson&
     });
   });
   const PromptStats s = prompt_stats(out, d.files.config.proposals());
-  fmt::print("{}\n", stream.finish());
+  const std::string rest = stream.finish();
+  shown.answer += rest;
+  shown.stats = s;
+  if (!quiet) fmt::print("{}\n", rest);
   std::fflush(stdout);  // before the line on stderr
   log_info("{} tokens in {} rounds, accepted length {:.2f}, {:.1f} tokens/s", s.tokens, s.rounds + s.cut, s.accepted_length(), s.seconds > 0 ? static_cast<double>(s.tokens) / s.seconds : 0.0);
+  return shown;
+}
+
+// The next line that somebody types; none at the end of the input, or on a stop request.
+std::optional<std::string> typed_line() {
+  fmt::print("> ");
+  std::fflush(stdout);
+  pollfd input{0, POLLIN, 0};
+  while (std::cin.rdbuf()->in_avail() <= 0 && ::poll(&input, 1, 200) <= 0)
+    if (stop_requested()) return std::nullopt;
+  std::string line;
+  if (!std::getline(std::cin, line) || stop_requested()) return std::nullopt;
+  return line;
+}
+
+void chat(LoadedDrafter& d, const target::TargetFiles& files, const EvalOptions& o, DecodeOptions decode) {
+  OrderedJson messages = OrderedJson::array();
+  for (; const auto line = typed_line(); ++decode.stream) {
+    messages.push_back(OrderedJson{{"role", "user"}, {"content", *line}});
+    const auto prompt = formats::prompt_ids(messages, nullptr, files.render(), files.tokenizer());
+    decode.max_new_tokens = std::min(o.max_new_tokens, o.max_length - static_cast<int64_t>(prompt.size()) - kSlack);
+    DS_REQUIRE(decode.max_new_tokens > 0, "the conversation has {} tokens, which leaves no room for an answer in --max-length {}", prompt.size(), o.max_length);
+    messages.push_back(OrderedJson{{"role", "assistant"}, {"content", show(d, files, prompt, decode, false).answer}});
+  }
 }
 
 }  // namespace
@@ -143,6 +188,13 @@ void run_eval(const EvalOptions& o) {
   if (o.data.empty() && o.prompt.empty() && !o.chat) fail_usage("eval needs --data TASK.jsonl, --prompt TEXT or --chat");
   if (o.temperature < 0) fail_usage("--temperature {}: 0 (greedy) or more", o.temperature);
   if (o.max_new_tokens < 1) fail_usage("--max-new-tokens {}: at least 1", o.max_new_tokens);
+  if (!o.prompt.empty() + o.chat + !o.data.empty() > 1) fail_usage("--data, --prompt and --chat: one at a time");
+  if (o.data.empty() && o.drafters.size() > 1) fail_usage("{} drafters: --data compares them, --prompt and --chat take one", o.drafters.size());
+  if (o.chat && !o.common.json.empty()) fail_usage("--chat has no result for --json");
+  std::vector<fs::path> inputs = o.data;
+  inputs.insert(inputs.end(), o.drafters.begin(), o.drafters.end());
+  inputs.push_back(o.target);
+  require_apart("--json", o.common.json, inputs);
   const target::TargetFiles files(o.target);
   int64_t widest = files.config().head_dim;
   for (const auto& path : o.drafters) {
@@ -150,7 +202,9 @@ void run_eval(const EvalOptions& o) {
     require_fit(drafter, files);
     widest = std::max(widest, drafter.config.head_dim);
   }
-  const auto tasks = o.data.empty() ? std::vector<TaskPrompt>{} : read_tasks(o);
+  const auto tasks = o.data.empty() ? std::vector<TaskPrompt>{} : read_tasks(o, files);
+  const auto prompt = o.prompt.empty() ? std::vector<int32_t>{} : prompt_of(o.prompt, files);
+  if (!prompt.empty()) require_room("--prompt", prompt, o);
   JsonLines json(o.common.json);
   auto backend = make_job_backend(o.common);
   require_heads(*backend, widest, "the target or a drafter");
@@ -164,21 +218,19 @@ void run_eval(const EvalOptions& o) {
   for (const auto& path : o.drafters) drafters.push_back(load(path, model, files, o.max_length));
   DecodeOptions d;
   d.sampling = {o.temperature, o.top_k, o.top_p, o.min_p};
-  d.max_new_tokens = std::min(o.max_new_tokens, o.max_length / 2);
+  d.max_new_tokens = o.max_new_tokens;
   d.seed = o.common.seed;
   d.end_tokens = files.tokenizer().end_tokens();
 
-  if (!o.prompt.empty()) return show(drafters.front(), files, OrderedJson::array({OrderedJson{{"role", "user"}, {"content", o.prompt}}}), d, nullptr);
-  if (o.chat) {
-    OrderedJson messages = OrderedJson::array();
-    for (std::string line; fmt::print("> "), std::fflush(stdout), std::getline(std::cin, line) && !stop_requested(); ++d.stream) {
-      messages.push_back(OrderedJson{{"role", "user"}, {"content", line}});
-      std::string answer;
-      show(drafters.front(), files, messages, d, &answer);
-      messages.push_back(OrderedJson{{"role", "assistant"}, {"content", answer}});
-    }
-    return;
+  if (!o.prompt.empty()) {
+    const Shown shown = show(drafters.front(), files, prompt, d, o.common.json == "-");
+    const PromptStats& s = shown.stats;
+    if (stop_requested()) stopped("the answer ends here");
+    json.write(OrderedJson{{"drafter", o.drafters.front().string()}, {"answer", shown.answer}, {"tokens", s.tokens}, {"rounds", s.rounds + s.cut}, {"accepted_length", s.accepted_length()},
+                           {"tokens_per_s", s.seconds > 0 ? static_cast<double>(s.tokens) / s.seconds : 0.0}});
+    return json.finish();
   }
+  if (o.chat) return chat(drafters.front(), files, o, d);
 
   log_info("{} prompts, {} drafters, temperature {}; {}", tasks.size(), drafters.size(), o.temperature, backend->describe());
   std::vector<std::vector<PromptStats>> stats(drafters.size());
@@ -190,15 +242,13 @@ void run_eval(const EvalOptions& o) {
   };
   for (size_t i = 0; i < tasks.size(); ++i) {
     stop_here();
-    const auto prompt = formats::prompt_ids(OrderedJson::array({OrderedJson{{"role", "user"}, {"content", tasks[i].text}}}), nullptr, files.render(), files.tokenizer());
+    const std::vector<int32_t>& ids = tasks[i].ids;
     d.stream = i;
-    DS_REQUIRE(static_cast<int64_t>(prompt.size()) + d.max_new_tokens + 64 <= o.max_length, "prompt {} has {} tokens; with {} new ones it needs a larger --max-length than {}", i, prompt.size(),
-               d.max_new_tokens, o.max_length);
     Decoded plain;
-    if (o.plain) plain = decode(files, drafters.front(), [&](Decoder& decoder) { return decoder.plain(prompt, d, go_on); });
+    if (o.plain) plain = decode(files, drafters.front(), [&](Decoder& decoder) { return decoder.plain(ids, d, go_on); });
     stop_here();
     for (size_t k = 0; k < drafters.size(); ++k) {
-      const Decoded out = decode(files, drafters[k], [&](Decoder& decoder) { return decoder.speculative(prompt, d, [&](const Round&) { return go_on(); }); });
+      const Decoded out = decode(files, drafters[k], [&](Decoder& decoder) { return decoder.speculative(ids, d, [&](const Round&) { return go_on(); }); });
       stop_here();
       PromptStats s = prompt_stats(out, drafters[k].files.config.proposals());
       s.plain_seconds = plain.seconds;

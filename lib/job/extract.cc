@@ -55,9 +55,9 @@ GatheredRows gather_rows_of(const ExtractOptions& o, const target::TargetFiles& 
   });
   while (auto row = reader.next()) {
     if (o.limit > 0 && static_cast<int64_t>(out.rows.size() + out.questions.size()) >= o.limit) break;
-    if (const auto question = question_of(*row, o, report)) {
+    if (const auto question = question_of(*row, files, o, report)) {
       DS_REQUIRE(o.regenerate, "{}: a row of prompts has no answers; add --regenerate to let the target answer", row->where);
-      if (!question->empty()) out.questions.push_back({sample_id(sha256_hex(*question).substr(0, 16)), *question});
+      if (!question->ids.empty()) out.questions.push_back({sample_id(sha256_hex(question->text).substr(0, 16)), question->text});
       continue;
     }
     for (TokenRow& t : make_token_rows(*row, files.tokenizer(), render, mask, report)) out.rows.push_back({std::move(t), FinishReason::given});
@@ -141,12 +141,19 @@ void check_could_resume(const ExtractOptions& o, const StoreIdentity& identity) 
 
 }  // namespace
 
-std::optional<std::string> question_of(const Row& row, const ExtractOptions& o, RowReport& report) {
+std::optional<RowQuestion> question_of(const Row& row, const target::TargetFiles& files, const ExtractOptions& o, RowReport& report) {
   if (row.kind != Row::Kind::prompts && !(o.regenerate && row.kind == Row::Kind::conversation)) return std::nullopt;
-  const std::string text = first_user_turn(row);
-  if (text.empty()) count_reason(report.dropped["no user turn"], o.strict, row.where, "no user turn", "nothing to answer");
-  else ++report.used, ++report.prompts;
-  return text;
+  RowQuestion q{first_user_turn(row), {}};
+  const auto drop = [&](const std::string& reason, const std::string& detail) {
+    count_reason(report.dropped[reason], o.strict, row.where, reason, detail);
+    q.ids.clear();
+    return q;
+  };
+  if (q.text.empty()) return drop("no user turn", "nothing to answer");
+  q.ids = prompt_ids(OrderedJson::array({OrderedJson{{"role", "user"}, {"content", q.text}}}), nullptr, files.render(), files.tokenizer());
+  if (static_cast<int64_t>(q.ids.size()) >= o.max_length) return drop("no room for an answer", fmt::format("a prompt of {} tokens, --max-length {}", q.ids.size(), o.max_length));
+  ++report.used, ++report.prompts;
+  return q;
 }
 
 void run_extract(const ExtractOptions& o) {
@@ -158,6 +165,10 @@ void run_extract(const ExtractOptions& o) {
   if (o.hold_out > 0 && o.synthesize <= 0) fail_usage("--hold-out keeps questions back that --synthesize writes: it needs --synthesize N");
   if (o.hold_out > 0 && o.hold_out_file.empty()) fail_usage("--hold-out needs --hold-out-file");
   require_outside_stores(o.out, true);
+  std::vector<fs::path> inputs = o.data;
+  inputs.push_back(o.target);
+  require_apart("--json", o.common.json, inputs);
+  require_apart("--hold-out-file", o.hold_out_file, inputs);
   if (!o.hold_out_file.empty()) const AtomicFile probe(o.hold_out_file);  // gone again: it is not committed
   const double start = now_s();
   const target::TargetFiles files(o.target);

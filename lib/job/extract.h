@@ -39,7 +39,11 @@ struct ExtractOptions {
 void run_extract(const ExtractOptions& options);
 
 // What the target is to be asked of a row: prompts always, a conversation with --regenerate. Rows with nothing to ask are counted as
-// dropped (with --strict: an Error) and give "". None: the row is taken as it stands.
-std::optional<std::string> question_of(const formats::Row& row, const ExtractOptions& options, formats::RowReport& report);
+// dropped (with --strict: an Error) and give no ids. None: the row is taken as it stands.
+struct RowQuestion {
+  std::string text;
+  std::vector<int32_t> ids;  // as the target gets it
+};
+std::optional<RowQuestion> question_of(const formats::Row& row, const target::TargetFiles& files, const ExtractOptions& options, formats::RowReport& report);
 
 }  // namespace dspark::job

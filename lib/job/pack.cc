@@ -58,6 +58,7 @@ OrderedJson describe(const DrafterFiles& d) {
 
 void run_pack(const PackOptions& o) {
   DrafterFiles d = open_drafter(o.drafter);
+  require_apart("--json", o.json, {o.drafter, o.target});
   JsonLines json(o.json);
   if (o.inspect) {
     if (const std::string doubt = rotary_doubt(d.config); !doubt.empty()) log_warn("{}: {}", o.drafter.string(), doubt);

@@ -34,12 +34,12 @@ std::vector<Segment> segments_of(const TokenRow& row, const Tokenizer& tokenizer
 
 // The rows a line becomes; what the target is to answer is one row without the answer.
 std::vector<TokenRow> rows_of(const Row& row, const target::TargetFiles& files, const ExtractOptions& o, RowReport& report) {
-  const auto question = question_of(row, o, report);
+  const auto question = question_of(row, files, o, report);
   if (!question) return make_token_rows(row, files.tokenizer(), files.render(), {.max_length = o.max_length, .strict = o.strict}, report);
-  if (question->empty()) return {};
+  if (question->ids.empty()) return {};
   TokenRow prompt;
   prompt.where = row.where + ", for the target to answer (--regenerate)";
-  prompt.ids = prompt_ids(OrderedJson::array({OrderedJson{{"role", "user"}, {"content", *question}}}), nullptr, files.render(), files.tokenizer());
+  prompt.ids = question->ids;
   prompt.mask.assign(prompt.ids.size(), 0);
   return {prompt};
 }
@@ -47,6 +47,9 @@ std::vector<TokenRow> rows_of(const Row& row, const target::TargetFiles& files, 
 }  // namespace
 
 void preview_rows(const ExtractOptions& o, int64_t n) {
+  std::vector<fs::path> inputs = o.data;
+  inputs.push_back(o.target);
+  require_apart("--json", o.common.json, inputs);
   const target::TargetFiles files(o.target);
   RowReport report;
   RowReader reader(o.data, {.strict = o.strict}, report);

@@ -27,6 +27,8 @@ std::string taps_text(const Json& taps) {
 
 std::string or_unknown(const std::string& s) { return s.empty() ? "unknown" : s; }
 
+std::string not_finite_text(const StatePosition& bad) { return fmt::format("its state of token {} holds {} (column {})", bad.row, bad.value, bad.column); }
+
 // One sample of an input as a record of the output.
 struct Taker {
   explicit Taker(const RecordFormat& f) : format(f) {}
@@ -39,12 +41,13 @@ struct Taker {
       const SampleTokens tokens = source.tokens(i);
       content = content_id(tokens.token_ids, tokens.loss_mask);
       id = store ? info.id : content;
+      states.resize(static_cast<size_t>(info.n_tokens * source.row_width()));
+      source.read_states(i, states.data(), source.row_width());
+      if (const auto bad = first_non_finite(states.data(), info.n_tokens, source.row_width(), source.row_width())) return not_finite_text(*bad);
       if (store) {
         record = store->record(i);
         return "";
       }
-      states.resize(static_cast<size_t>(info.n_tokens * source.row_width()));
-      source.read_states(i, states.data(), source.row_width());
       // Foreign ids are numbers that another input may use too, so its conversation is the new id as well.
       encode_record(format, {id, tokens.token_ids, tokens.loss_mask, info.finish, states.data(), source.row_width()},
                     encoded);
@@ -64,6 +67,10 @@ struct Taker {
 
 }  // namespace
 
+std::string how_to_mend(const fs::path& store) {
+  return fmt::format("`dspark extract --merge {} --out NEW` keeps what is whole, and the same extract with --out NEW adds the rest", store.string());
+}
+
 void require_whole(const SampleSource& source) {
   const auto* store = dynamic_cast<const StoreReader*>(&source);
   const std::string path = source.path().string();
@@ -79,7 +86,7 @@ void require_whole(const SampleSource& source) {
   }
   const std::string more = n > 1 ? fmt::format(" (and {} more)", n - 1) : "";
   DS_REQUIRE(store, "{} is damaged: {}{}; mend or take away what is not whole", path, first->text(), more);
-  fail("{} is damaged: {}{}; the same extract run again mends it, or `dspark extract --merge {} --out NEW` keeps what is whole; `--verify {}` lists all damage", path, first->text(), more, path, path);
+  fail("{} is damaged: {}{}; {}; `--verify {}` lists all damage", path, first->text(), more, how_to_mend(source.path()), path);
 }
 
 void require_outside_stores(const fs::path& out, bool inside, const std::vector<fs::path>& stores) {
@@ -193,14 +200,17 @@ StoreCheck verify_store(const fs::path& path, const OpenOptions& options) {
   for (int64_t i = 0; i < source->size(); ++i) {
     if (stop_requested()) stopped("nothing: the check was not finished");
     const SampleInfo& info = source->info(i);
+    const auto place = [&](const std::string& what) {
+      return StoreProblem{store ? store->shard_of(i) : path.filename().string(), store ? store->offset_of(i) : 0, fmt::format("sample {} (id {:016x}): {}", i, info.id, what)};
+    };
     std::string why = source->check(i);
     if (why.empty()) {
       try {
         source->tokens(i);
         states.resize(static_cast<size_t>(info.n_tokens * source->row_width()));
         source->read_states(i, states.data(), source->row_width());
-        if (first_non_finite(states.data(), info.n_tokens, source->row_width(), source->row_width()))
-          ++result.not_finite;
+        if (const auto bad = first_non_finite(states.data(), info.n_tokens, source->row_width(), source->row_width()))
+          result.not_finite.push_back(place(not_finite_text(*bad)));
       } catch (const Error& e) {
         why = e.what();
       }
@@ -210,8 +220,7 @@ StoreCheck verify_store(const fs::path& path, const OpenOptions& options) {
     if (why.empty())
       ++result.samples;
     else
-      result.problems.push_back({store ? store->shard_of(i) : path.filename().string(), store ? store->offset_of(i) : 0,
-                                 fmt::format("sample {} (id {:016x}): {}", i, info.id, why)});
+      result.problems.push_back(place(why));
     result.bytes += info.stored_bytes;
     progress.update(static_cast<uint64_t>(i) + 1);
   }

@@ -10,6 +10,9 @@
 
 namespace dspark::job {
 
+// What to do about a store that is not whole, or holds states that are not finite.
+std::string how_to_mend(const fs::path& store);
+
 // Throws when a source that is to be trained on is damaged; says what an unfinished store is and has. Work on part of what was meant
 // would be another run, with nobody the wiser.
 void require_whole(const formats::SampleSource& source);
@@ -26,7 +29,7 @@ std::string store_table(const Json& inspected);
 struct StoreCheck {
   int64_t samples = 0;     // listed and whole
   uint64_t bytes = 0;      // read
-  int64_t not_finite = 0;  // samples with a NaN or infinity: stored as it was, not damage
+  std::vector<formats::StoreProblem> not_finite;  // samples with a NaN or infinity: stored as it was, not damage
   bool complete = true;    // a dspark store that was finished
   std::vector<formats::StoreProblem> problems;
 };
@@ -37,7 +40,7 @@ struct MergeResult {
   int64_t samples = 0;                          // in the output now
   int64_t added = 0;                            // by this call
   int64_t duplicates = 0;                       // the same sample (same id, tokens and mask) in two inputs, kept once
-  std::vector<formats::StoreProblem> problems;  // damaged samples of the inputs, left out
+  std::vector<formats::StoreProblem> problems;  // samples of the inputs that are damaged or not finite, left out
 };
 // Writes the samples of all inputs, in order, to one store. dspark stores must have equal identities and are copied
 // record by record; foreign kinds are encoded with `codec`, their ids made from the content. Resumes like any writer.

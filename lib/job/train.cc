@@ -66,9 +66,10 @@ bool same_values(Context& ctx, const Tensor& t, const std::vector<float>& values
 }
 
 std::vector<std::unique_ptr<formats::SampleSource>> open_stores(const TrainOptions& o, const target::TargetFiles& files) {
+  const std::vector<int> stated = tap_numbers(o.taps);  // of folders that do not say which layers their states are
   std::vector<std::unique_ptr<formats::SampleSource>> sources;
   for (const auto& path : o.stores) {
-    sources.push_back(formats::open_store(path));
+    sources.push_back(formats::open_store(path, {.taps = stated}));
     check_store(sources.back()->identity(), files, path);
     require_whole(*sources.back());
   }
@@ -76,6 +77,8 @@ std::vector<std::unique_ptr<formats::SampleSource>> open_stores(const TrainOptio
 }
 
 std::vector<TapLayer> choose_taps(const TrainOptions& o, const std::optional<InitDrafter>& init, const std::vector<int>& stored, int64_t target_layers) {
+  DS_REQUIRE(std::find(stored.begin(), stored.end(), formats::kUnknownTap) == stored.end(), "{} does not say which layers its {} states are of: name them with --taps", o.stores.front().string(),
+             stored.size());
   if (init && !o.was_given("taps")) return init->taps(stored);
   if (o.taps != "store") return parse_taps(o.taps, target_layers);
   std::vector<TapLayer> taps;
@@ -124,26 +127,35 @@ class TargetOnDevice {
 
 // What must be equal to go on with a run.
 OrderedJson run_identity(const TrainOptions& o, const DrafterConfig& c, const std::vector<int32_t>& kept, const train::Dataset& data, int64_t steps, int64_t batch_docs) {
-  WriteOptions w;
   std::string ids;
   for (const auto& d : data.training()) ids += fmt::format("{:016x}", d.id);
+  OrderedJson states;
+  for (const auto& s : data.sources()) states[fmt::format("store {}", states.size() + 1)] = OrderedJson::parse(formats::identity_text(s->identity()));
   std::string kept_text;
   for (int32_t id : kept) kept_text += fmt::format("{},", id);
-  return OrderedJson{{"drafter", sha256_hex(drafter_config_json(c, w))}, {"draft_vocabulary", sha256_hex(kept_text)}, {"documents", sha256_hex(ids)},
+  return OrderedJson{{"drafter", OrderedJson::parse(drafter_config_json(c, {}))}, {"draft_vocabulary", sha256_hex(kept_text)}, {"documents", sha256_hex(ids)}, {"states", states},
                      {"algorithm", o.algorithm}, {"loss", o.loss}, {"layers", o.layers}, {"block", o.block}, {"rank", c.rank}, {"steps", steps}, {"batch_docs", batch_docs},
                      {"row_tokens", o.row_tokens}, {"chunk_slots", o.chunk_slots}, {"anchors", o.anchors}, {"optimizer", o.optimizer}, {"lr", o.lr}, {"muon_lr", o.muon_lr}, {"weight_decay", o.weight_decay}, {"muon_weight_decay", o.muon_weight_decay}, {"clip", o.clip}, {"decay", o.decay},
                      {"warmup", o.warmup}, {"denominator", o.denominator}, {"slots", o.slots}, {"label", o.label}, {"dpace", o.dpace}, {"detach_confidence", o.detach_confidence}, {"tap_noise", o.tap_noise},
                      {"anchors_per", o.anchors_per}, {"schedule", o.schedule}, {"weights", o.weights}, {"precision", o.common.precision}, {"seed", o.common.seed}, {"warm_start", o.warm_start},
-                     {"store_weights", o.store_weights}, {"rotary", o.rotary}, {"hidden", c.hidden}, {"init", o.init.string()}, {"init_partial", o.init_partial}};
+                     {"store_weights", o.store_weights}, {"rotary", o.rotary}, {"hidden", c.hidden}, {"init", printable(o.init.string())}, {"init_partial", o.init_partial}};
+}
+
+// What differs, objects by their fields: "loss: "ce=1" now, "tv=1" there; ...".
+std::string run_difference(const Json& saved, const Json& now, const std::string& prefix = "") {
+  std::string text;
+  for (const auto& [key, value] : now.items()) {
+    const Json there = saved.is_object() ? saved.value(key, Json()) : Json();
+    if (there == value) continue;
+    const std::string part = value.is_object() && there.is_object() ? run_difference(there, value, prefix + key + ".")
+                                                                    : fmt::format("{}{}: {} now, {} there", prefix, key, value.dump(), there.is_null() ? "nothing" : there.dump());
+    if (!part.empty()) text += (text.empty() ? "" : "; ") + part;
+  }
+  return text;
 }
 
 void check_same_run(const Json& saved, const OrderedJson& now, const fs::path& out) {
-  std::string difference;
-  for (const auto& [key, value] : now.items()) {
-    const Json wanted = Json::parse(value.dump());
-    if (!saved.contains(key) || saved.at(key) != wanted)
-      difference += fmt::format("{}{}: {} now, {} there", difference.empty() ? "" : "; ", key, value.dump(), saved.contains(key) ? saved.at(key).dump() : "nothing");
-  }
+  const std::string difference = run_difference(saved, Json::parse(now.dump()));
   DS_REQUIRE(difference.empty(), "{} holds another run ({}); choose another --out or remove it", out.string(), difference);
 }
 
@@ -161,7 +173,7 @@ void train_as(RankSession& session, const TrainOptions& given) {
   }
   if (o.plan && !o.planning.shape.empty()) adopt_shape(o);
   check_options(o);
-  make_objective(o, true);  // wrong --loss terms are said before anything is read
+  make_objective(o, new_drafter(o).confidence);  // wrong --loss terms are said before anything is read
   if (o.plan && !o.planning.shape.empty()) return plan_shape(o, make_objective(o, true));
   if (!o.out.empty()) require_outside_stores(o.out, false, o.stores);
   check_watch_paths(o);
@@ -263,13 +275,13 @@ void train_as(RankSession& session, const TrainOptions& given) {
   log_info("{}", data_text);
   if (checkpoint) log_info("resuming {} at step {}", o.out.string(), checkpoint->step);
   ReportFacts facts;
-  facts.title = fmt::format("{} drafter for {}", config.algorithm, files.name());
+  facts.title = printable(fmt::format("{} drafter for {}", config.algorithm, files.name()));
   facts.objective = objective, facts.first_slot = first_slot(config.sample_from_anchor), facts.total_steps = steps, facts.settings = settings;
   facts.run = {{"drafter", drafter_text}, {"data", data_text}};
   facts.machine = {{"backend", backend->describe()}};
   if (session.first()) watch.emplace(o, *backend, json, std::move(facts), checkpoint ? checkpoint->step : 0);
   const auto result = watch ? watch->run(trainer) : trainer.run();
-  json.write(OrderedJson{{"phase", result.stopped ? "stopped" : "done"}, {"steps", result.steps}, {"skipped", result.skipped}, {"seconds", now_s() - start},
+  if (watch) watch->write_json(OrderedJson{{"phase", result.stopped ? "stopped" : "done"}, {"steps", result.steps}, {"skipped", result.skipped}, {"seconds", now_s() - start},
                          {"train_seconds", result.seconds}, {"validation_tau", result.has_validation ? OrderedJson(result.validation.tau()) : OrderedJson()},
                          {"best_step", result.best ? OrderedJson(result.best->checkpoint.step) : OrderedJson()}, {"parameters", parameters}, {"trainable", trainable}, {"peak_rss_bytes", peak_rss_bytes()}});
   if (watch) watch->finish(result);

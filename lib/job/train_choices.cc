@@ -1,6 +1,7 @@
 #include "job/train_choices.h"
 
 #include <algorithm>
+#include <set>
 
 #include "core/error.h"
 #include "model/drafter_names.h"
@@ -52,6 +53,7 @@ void check_options(const TrainOptions& o) {
   if (o.layers < 1) fail_usage("--layers {}: a drafter has at least one layer", o.layers);
   if (o.block < 1 || (o.layout == "bonus" && o.block < 2)) fail_usage("--block {}: at least 1 (2 with --layout bonus)", o.block);
   if (o.markov != "none" && o.algorithm == "dspark" && o.rank < 1) fail_usage("--rank {}: at least 1, or --markov none", o.rank);
+  if (o.was_given("steps") && o.was_given("epochs")) fail_usage("--steps {} and --epochs {}: give one of them", o.steps, o.epochs);
   if (o.steps < 0 || o.epochs < 0 || (o.steps == 0 && o.epochs == 0 && !shape)) fail_usage("train needs --steps N or --epochs E");
   const auto types = layer_types(o);
   if (std::count(types.begin(), types.end(), LayerType::sliding) > 0 && o.window < 1) fail_usage("--layer-types {} needs --window W", o.layer_types);
@@ -63,6 +65,7 @@ void check_options(const TrainOptions& o) {
 
 train::Objective make_objective(const TrainOptions& o, bool confidence) {
   train::Objective objective;
+  std::set<size_t> said;
   const auto& names = train::kTermNames;
   for (const std::string& part : split_list(o.loss)) {
     const size_t eq = part.find('=');
@@ -71,9 +74,14 @@ train::Objective make_objective(const TrainOptions& o, bool confidence) {
     const double v = eq == std::string::npos ? 0 : std::strtod(part.c_str() + eq + 1, &end);
     if (it == std::end(names) || eq == std::string::npos || end == part.c_str() + eq + 1 || *end != 0 || !(v >= 0))
       fail_usage("--loss {}: '{}' is not TERM=WEIGHT with a term of ce, tv, kl, rkl, jsd, nla, lk_hybrid, conf", o.loss, part);
-    objective.coef[static_cast<size_t>(it - std::begin(names))] = v;
+    if (v > 1e18) fail_usage("--loss {}: '{}', expected a weight from 0 to 1e+18", o.loss, part);
+    const auto term = static_cast<size_t>(it - std::begin(names));
+    if (!said.insert(term).second) fail_usage("--loss {}: {} stands there twice", o.loss, *it);
+    objective.coef[term] = v;
   }
   if (!confidence) objective.coef[kConf] = 0;
+  if (std::all_of(objective.coef.begin(), objective.coef.end(), [](double v) { return v == 0; }))
+    fail_usage("--loss {}: nothing of it trains this drafter{}; give a term a weight above 0", o.loss, confidence ? "" : " (it has no confidence head)");
   objective.gamma = o.decay;
   objective.denominator = o.denominator == "micro" ? train::Denominator::micro : o.denominator == "count" ? train::Denominator::count : train::Denominator::pooled;
   objective.slots = o.slots == "row-mask" ? SlotRule::row_mask : SlotRule::label_prefix;

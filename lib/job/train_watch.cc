@@ -11,7 +11,12 @@
 namespace dspark::job {
 
 void check_watch_paths(const TrainOptions& o) {
+  std::vector<fs::path> inputs = o.stores;
+  for (const fs::path& p : {o.target, o.init}) inputs.push_back(p);
+  require_apart("--json", o.common.json, inputs);
+  require_apart("--tensorboard", o.tensorboard, inputs);
   if (!o.report.empty()) {
+    require_apart("--report", o.report, inputs);
     DS_REQUIRE(!fs::is_directory(o.report), "--report {}: it is a folder; name a file", o.report.string());
     const AtomicFile probe(o.report);  // gone again: it is not committed
   }
@@ -65,6 +70,7 @@ void TrainWatch::say_last() {
 }
 
 void TrainWatch::write_json(const OrderedJson& record) {
+  if (!json_lost_.empty()) return;
   try {
     json_.write(record);
   } catch (const Error& e) {

@@ -25,13 +25,13 @@ class TrainWatch {
   TrainWatch(const TrainOptions& options, model::Backend& backend, JsonLines& json, ReportFacts facts, int64_t first_step);
 
   void step(const train::StepRecord& record);  // TrainerOptions::on_step
+  void write_json(const OrderedJson& record);  // until --json cannot be written
   // Runs the trainer; when that throws, the page of what there was is written before the error goes on.
   train::TrainerResult run(train::Trainer& trainer);
   void finish(const train::TrainerResult& result);  // the page; a stopped run is not failed here
 
  private:
   void say_last();  // the last step's line, unless it was said
-  void write_json(const OrderedJson& record);
   void write_page(const std::string& status);  // nothing without --report
   void write_events(const OrderedJson& record);
   void write_page_or_warn(const std::string& status);

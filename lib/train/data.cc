@@ -184,8 +184,8 @@ void append_document(HostRow& row, const Dataset::Draw& draw, const PackTarget& 
   bf16* states = row.states.data() + begin * width;
   d.source->read_states(d.index, states, width, {}, target.parts);
   if (const auto bad = formats::first_non_finite(states, n, width, width))
-    fail("{}: sample {:016x} holds {} at token {}, column {}; run 'dspark extract --verify' on the store and extract that sample again",
-         d.source->path().string(), d.id, bad->value, bad->row, bad->column);
+    fail("{}: sample {:016x} holds {} at token {}, column {}; `dspark extract --merge {} --out NEW` leaves such samples out",
+         d.source->path().string(), d.id, bad->value, bad->row, bad->column, d.source->path().string());
   if (o.tap_noise == 0) return;
   const Rng rng(o.seed, RngStream::noise, d.id ^ (static_cast<uint64_t>(draw.epoch) * 0x9E3779B97F4A7C15u));
   const int64_t taps = width - config.target_hidden;

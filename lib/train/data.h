@@ -34,6 +34,7 @@ class Dataset {
 
   const std::vector<DocumentRef>& training() const { return training_; }
   const std::vector<DocumentRef>& validation() const { return validation_; }
+  const std::vector<std::unique_ptr<formats::SampleSource>>& sources() const { return sources_; }
   const formats::StoreIdentity& identity() const { return sources_.front()->identity(); }
   int64_t unused() const { return unused_; }  // documents without a possible anchor
   int64_t longest() const { return longest_; }

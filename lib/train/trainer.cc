@@ -40,6 +40,7 @@ Trainer::Trainer(Drafter& drafter, TargetHead& target, const Dataset& data, cons
 void Trainer::resume(const FoundCheckpoint& checkpoint) {
   load_checkpoint(checkpoint, drafter_, optimizer_);
   first_step_ = checkpoint.step;
+  skipped_before_ = read_checkpoint_state(checkpoint).value("skipped", int64_t{0});
 }
 
 void Trainer::rehearse() {
@@ -100,8 +101,9 @@ StepMetrics Trainer::sum(const StepMetrics& here) {
   return metrics_from_sums(sums, block);
 }
 
-void Trainer::save(int64_t step, const StepMetrics* validation) {
+void Trainer::save(int64_t step, int64_t skipped, const StepMetrics* validation) {
   Json state = parse_json(options_.config(), "run configuration");
+  state["skipped"] = skipped;
   if (validation && std::isfinite(validation->tau())) state["validation_tau"] = validation->tau();
   save_checkpoint(options_.out, step, drafter_, optimizer_, state, options_.write_drafter);
   if (ranks_.rank() == 0) prune_checkpoints(options_.out, options_.keep);
@@ -201,8 +203,8 @@ struct Trainer::Enqueued {
       record.grad_norm = update.grad_norm;
       record.applied = update.applied;
       DS_REQUIRE(update.applied || !t.options_.stop_on_nonfinite,
-                 "step {}: the gradient is not finite (its norm is {}); the last checkpoint is whole. Lower --lr, or go on without such steps with --on-nonfinite skip",
-                 record.step, update.grad_norm);
+                 "step {}: the gradient is not finite (its norm is {}){}. Lower --lr, or go on without such steps with --on-nonfinite skip",
+                 record.step, update.grad_norm, has_checkpoint(t.options_.out) ? "; the last checkpoint is whole" : "");
     }
     record.loss = record.metrics.loss(t.objective_);
     result.skipped += record.applied ? 0 : 1;
@@ -229,6 +231,7 @@ TrainerResult Trainer::run() {
 
 TrainerResult Trainer::train(Enqueued* enqueued) {
   TrainerResult result;
+  result.skipped = skipped_before_;
   const double start = now_s();
   if (ranks_.size() > 1) {  // a warm start may differ in its last bits from one machine to another
     optimizer_.gather_weights();
@@ -264,7 +267,14 @@ TrainerResult Trainer::train(Enqueued* enqueued) {
     now.record = {};
     now.record.step = step + 1, now.record.total = options_.steps;
     const double waiting = now_s();
-    now.batch = next.get();
+    try {
+      now.batch = next.get();
+    } catch (const Error& e) {
+      if (ranks_.size() > 1 || step == last_saved) throw;
+      finish_all(step);  // the steps so far are no worse for it
+      save(step, result.skipped);
+      throw Error(fmt::format("{}; a checkpoint of step {} was written", e.what(), step), e.code());
+    }
     now.record.data_ms = 1e3 * (now_s() - waiting);
     if (step + 1 < options_.steps) next = std::async(std::launch::async, [this, s = step + 1] { return read_step(s); });
     now.enqueue(*this, step);
@@ -279,18 +289,18 @@ TrainerResult Trainer::train(Enqueued* enqueued) {
       return !best || result.validation.tau() > best->tau;
     };
     if (save_now || (validated && decide(better))) {
-      save(step, validated ? &result.validation : nullptr);
+      save(step, result.skipped, validated ? &result.validation : nullptr);
       last_saved = step;
     }
   }
   if (next.valid()) next.wait();
   finish_all(step);
   result.steps = step;
-  DS_REQUIRE(result.stopped || step == first_step_ || result.skipped < step - first_step_,
-             "none of {} steps changed the drafter: their gradients were not finite, or no slot was supervised; look at --loss, --tap-noise and --lr", step - first_step_);
-  DS_REQUIRE(result.stopped || std::isfinite(result.last_loss), "the loss of step {} is {}: the run diverged, and its drafter is not written; lower --lr or --clip", step, result.last_loss);
+  DS_REQUIRE(result.stopped || step == first_step_ || result.skipped < step,
+             "none of {} steps changed the drafter: their gradients were not finite, or no slot was supervised; look at --loss, --tap-noise and --lr", step);
+  DS_REQUIRE(result.stopped || step == first_step_ || std::isfinite(result.last_loss), "the loss of step {} is {}: the run diverged, and its drafter is not written; lower --lr or --clip", step, result.last_loss);
   const bool validated = !result.stopped && validation(step);
-  if (step > last_saved || decide([&] { return !has_checkpoint(options_.out); })) save(step, validated ? &result.validation : nullptr);
+  if (step > last_saved || decide([&] { return !has_checkpoint(options_.out); })) save(step, result.skipped, validated ? &result.validation : nullptr);
   if (ranks_.rank() == 0) {
     if (!result.stopped && options_.write_drafter) options_.write_drafter(options_.out);
     result.best = best_checkpoint(options_.out);

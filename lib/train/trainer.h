@@ -46,7 +46,7 @@ struct TrainerOptions {
 };
 
 struct TrainerResult {
-  int64_t steps = 0, skipped = 0;
+  int64_t steps = 0, skipped = 0;  // of the whole run, what it resumed from too
   double seconds = 0, last_loss = 0;  // of the last training step
   StepMetrics validation;
   bool has_validation = false, stopped = false, out_of_time = false;  // stopped: on request, or out of time
@@ -72,7 +72,7 @@ class Trainer {
   bool any(bool here);                                 // on some rank
   bool decide(const std::function<bool()>& question);  // rank 0's answer, on all
   StepMetrics sum(const StepMetrics& here);            // over the ranks
-  void save(int64_t step, const StepMetrics* validation = nullptr);
+  void save(int64_t step, int64_t skipped, const StepMetrics* validation = nullptr);
   void tell(const StepRecord& record);
 
   model::Drafter& drafter_;
@@ -83,7 +83,7 @@ class Trainer {
   TrainerOptions options_;
   model::Collectives& ranks_;
   Optimizer optimizer_;
-  int64_t first_step_ = 0, arena_bytes_ = 0;
+  int64_t first_step_ = 0, skipped_before_ = 0, arena_bytes_ = 0;
   std::unique_ptr<StepFlops> flops_;  // the reader thread's
   std::unique_ptr<TrainStep> step_;
 };
