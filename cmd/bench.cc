@@ -53,6 +53,7 @@ void gemm(const Options& o, job::JsonLines& json) {
   if (!o.save.empty()) return print(o, json, job::bench_gemm_table({o.step.shape, o.step.precision, o.step.kernel, o.step.threads, o.seconds > 0 ? o.seconds : 0.1, o.save}));
   job::BenchProductsOptions p{o.step.shape, o.step.precision, o.step.kernel, o.step.device, o.step.tokens, o.step.anchors, o.step.threads, 5, 0.5};
   if (o.seconds > 0) p.seconds_per_product = o.seconds;
+  p.large = o.step.shape != "tiny";  // which is there to be quick
   const auto results = job::bench_products(p);
   if (o.json != "-") fmt::print("{}\n", results.front().kernel.empty() ? results.front().device : job::kernel_choice(results.front().kernel));
   print(o, json, results);

@@ -65,7 +65,9 @@ std::vector<BenchResult> bench_products(const BenchProductsOptions& o) {
   const auto backend = make_job_backend(common);
   const MatrixLimit matrix = measure_matrix_limit(*backend, o.kernel, o.threads);
   std::vector<BenchResult> results;
-  for (const PlanProduct& product : step_products(shape, parse_precision(o.precision), true)) {
+  std::vector<PlanProduct> products = step_products(shape, parse_precision(o.precision), true);
+  if (o.large) products.insert(products.begin(), {"packed", 4096, 2560, 2560, 1});
+  for (const PlanProduct& product : products) {
     results.push_back(measure(*backend, product, o));
     results.back().limit = matrix.flops * 1e-9;
   }

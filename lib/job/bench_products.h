@@ -24,6 +24,7 @@ struct BenchProductsOptions {
   int64_t tokens = 0, anchors = 0;  // 0: the shape's
   int threads = 0, repeats = 5;
   double seconds_per_product = 0.5;
+  bool large = false;  // a product of 4096 x 2560 x 2560 first: what a kernel reaches when nothing is in its way
 };
 
 std::vector<BenchResult> bench_products(const BenchProductsOptions& options);
