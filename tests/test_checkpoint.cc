@@ -89,11 +89,12 @@ TEST_CASE("train killed in the middle of an epoch, of a step's rows and of a che
   CHECK(file_bytes(out / "model.safetensors") == file_bytes(whole / "model.safetensors"));
 }
 
-TEST_CASE("SIGTERM, SIGINT and SIGUSR1 write a checkpoint and exit 75", "[cli][fault][checkpoint]") {
+TEST_CASE("SIGTERM, SIGINT, SIGUSR1 and SIGHUP write a checkpoint and exit 75", "[cli][fault][checkpoint]") {
+  ::signal(SIGHUP, SIG_DFL);  // the tests may run under nohup
   const Run run;
   const Bench& b = run.bench;
   const auto expected = file_bytes(run.whole() / "model.safetensors");
-  for (const int signal : {SIGTERM, SIGINT, SIGUSR1}) {
+  for (const int signal : {SIGTERM, SIGINT, SIGUSR1, SIGHUP}) {
     INFO("signal " << signal);
     const auto out = b.at("out" + std::to_string(signal));
     const Bench::Arguments options{"--batch-docs", "6", "--row-tokens", "96", "--json", b.at("part.json")};

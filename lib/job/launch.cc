@@ -51,7 +51,7 @@ class Signals {
   Signals() {
     sigset_t set;
     ::sigemptyset(&set);
-    for (const int s : {SIGINT, SIGTERM, SIGUSR1, SIGCHLD}) ::sigaddset(&set, s);
+    for (const int s : {SIGINT, SIGTERM, SIGUSR1, SIGHUP, SIGCHLD}) ::sigaddset(&set, s);
     ::sigprocmask(SIG_BLOCK, &set, &before_);
     fd_ = ::signalfd(-1, &set, SFD_CLOEXEC | SFD_NONBLOCK);
     if (fd_ < 0) ::sigprocmask(SIG_SETMASK, &before_, nullptr);
