@@ -46,11 +46,8 @@ VocabLoss make_loss(Probe& p, const DrafterConfig& c, const BatchPlan& row) {
 }  // namespace
 
 std::vector<BenchResult> bench_loss(const BenchLossOptions& o) {
-  Shape shape = find_shape(o.shape);
-  if (o.tokens > 0) shape.row_tokens = o.tokens;
-  if (o.anchors > 0) shape.anchors = o.anchors;
+  const Shape shape = measured_shape(o.shape, o.tokens, o.anchors);
   if (o.precision != "bf16" && o.precision != "fp32") fail_usage("--precision {}: bf16 or fp32", o.precision);
-  DS_REQUIRE(shape.row_tokens > 8 && shape.anchors >= 1 && shape.anchors < shape.row_tokens, "bench loss: {} anchors in a row of {} tokens", shape.anchors, shape.row_tokens);
   CommonOptions common;
   common.device = o.device, common.precision = o.precision, common.threads = o.threads, common.cpu_kernel = o.kernel;
   const auto backend = make_job_backend(common);

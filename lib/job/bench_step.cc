@@ -51,10 +51,7 @@ Plan predict_step(const Shape& shape, const train::Objective& objective, const t
 }  // namespace
 
 BenchStepResult bench_step(const BenchStepOptions& o) {
-  Shape shape = find_shape(o.shape);
-  if (o.tokens > 0) shape.row_tokens = o.tokens;
-  if (o.anchors > 0) shape.anchors = o.anchors;
-  DS_REQUIRE(shape.row_tokens > 8 && shape.anchors >= 1 && shape.anchors < shape.row_tokens, "bench step: {} anchors in a row of {} tokens", shape.anchors, shape.row_tokens);
+  const Shape shape = measured_shape(o.shape, o.tokens, o.anchors);
   if (o.optimizer != "adamw" && o.optimizer != "muon") fail_usage("--optimizer {}: adamw or muon", o.optimizer);
   if (o.precision != "bf16" && o.precision != "fp32") fail_usage("--precision {}: bf16 or fp32", o.precision);
   const DrafterConfig& c = shape.config;

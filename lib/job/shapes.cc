@@ -30,6 +30,15 @@ std::vector<Entry> table() {
 
 }  // namespace
 
+Shape measured_shape(const std::string& name_or_file, int64_t tokens, int64_t anchors) {
+  Shape shape = find_shape(name_or_file);
+  if (tokens > 0) shape.row_tokens = tokens;
+  if (anchors > 0) shape.anchors = anchors;
+  DS_REQUIRE(shape.row_tokens > 8 && shape.anchors >= 1 && shape.anchors < shape.row_tokens, "bench: {} anchors in a row of {} tokens; give --tokens above 8 and fewer --anchors than those", shape.anchors,
+             shape.row_tokens);
+  return shape;
+}
+
 std::string shape_names() {
   std::string names;
   for (const Entry& e : table()) names += (names.empty() ? "" : ", ") + std::string(e.name);
