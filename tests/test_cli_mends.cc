@@ -35,7 +35,7 @@ TEST_CASE("a store with states that are not finite is mended by a merge and the 
 
 TEST_CASE("a step that cannot be read leaves a checkpoint of those before it", "[cli][fault]") {
   const Bench b;
-  const auto store = b.make_store(), run = b.at("run");
+  const auto store = b.make_store();
   // Whichever document comes first, one of these two does not.
   for (const int64_t damaged : {0, 7}) {
     const auto bad = b.at(fmt::format("bad{}", damaged)), out = b.at(fmt::format("run{}", damaged));

@@ -1,14 +1,11 @@
 #include "job/train.h"
 
-#include <algorithm>
-#include <cmath>
 #include <nlohmann/json.hpp>
+#include <optional>
 
 #include "core/error.h"
-#include "core/hash.h"
 #include "core/log.h"
 #include "core/stop.h"
-#include "formats/store.h"
 #include "job/fit.h"
 #include "job/gemm_choices.h"
 #include "job/init_drafter.h"
