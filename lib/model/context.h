@@ -53,7 +53,7 @@ class Device {
 
   virtual Event record(Queue q) = 0;
   virtual void wait(Queue q, Event e) = 0;  // work enqueued on q after this starts after e
-  virtual void synchronize(Event e) = 0;    // the host waits
+  virtual void synchronize(Event e) = 0;    // the host waits; when it throws, the event has happened all the same
 
   // Seconds that the compute queue takes for what `work` enqueues, by the device's own clock where it has one. Waits; for measurements.
   virtual double time(const std::function<void()>& work);

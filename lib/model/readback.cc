@@ -1,8 +1,19 @@
 #include "model/readback.h"
 
+#include <exception>
+
 namespace dspark::model {
 
+Readback::~Readback() {
+  try {
+    wait();
+  } catch (const std::exception&) {
+    // The copy has happened all the same; what went wrong ends the run already.
+  }
+}
+
 void Readback::start(Context& ctx, const Tensor& src) {
+  wait();
   device_ = &ctx.device();
   values_.resize(static_cast<size_t>(src.size()));
   device_->wait(Queue::copy, device_->record(Queue::compute));
@@ -10,7 +21,7 @@ void Readback::start(Context& ctx, const Tensor& src) {
 }
 
 std::span<const double> Readback::wait() {
-  if (device_ != nullptr) device_->synchronize(event_);
+  if (Device* device = std::exchange(device_, nullptr)) device->synchronize(event_);
   return values_;
 }
 

@@ -4,6 +4,7 @@
 #pragma once
 
 #include <span>
+#include <utility>
 #include <vector>
 
 #include "model/context.h"
@@ -12,6 +13,12 @@ namespace dspark::model {
 
 class Readback {
  public:
+  Readback() = default;
+  Readback(Readback&& other) noexcept : device_(std::exchange(other.device_, nullptr)), event_(other.event_), values_(std::move(other.values_)) {}
+  Readback& operator=(Readback&&) = delete;
+  // Waits for a copy that nobody asked for, after a failure too: the device writes to this memory until then.
+  ~Readback();
+
   // Enqueues the copy of a float matrix, behind everything that compute has been given. Before compute writes `src` again,
   // it must wait for event().
   void start(Context& ctx, const Tensor& src);
@@ -20,7 +27,7 @@ class Readback {
   std::span<const double> wait();
 
  private:
-  Device* device_ = nullptr;
+  Device* device_ = nullptr;  // of a copy that was not waited for
   Event event_;
   std::vector<double> values_;
 };

@@ -139,27 +139,14 @@ struct AllRows {
   }
 };
 
-// A step that was enqueued: what its record needs, and the data that the device may still be reading.
+// A step that was enqueued: what its record needs, and the data that the device may still be reading, after a failure too: the
+// readbacks, which go first, wait for it.
 struct Trainer::Enqueued {
   StepRecord record;
   StepBatch batch;
   std::vector<Readback> slots;  // a micro-step each; grows to the most there were
   Readback scalars;
   bool open = false;
-
-  Enqueued() = default;
-  // After a failure the device may still be at it.
-  ~Enqueued() {
-    if (!open) return;
-    try {
-      for (Readback& r : slots) r.wait();
-      scalars.wait();
-    } catch (const std::exception&) {
-      // What ended the run is on its way already.
-    }
-  }
-  Enqueued(const Enqueued&) = delete;
-  Enqueued& operator=(const Enqueued&) = delete;
 
   void enqueue(Trainer& t, int64_t step) {
     const double start = now_s();
