@@ -13,7 +13,7 @@
 #define DS_UNROLL _Pragma("unroll")
 // At most this many threads a block: lets the compiler use the registers that leaves.
 #define DS_THREADS(n) __launch_bounds__(n)
-// The same for a kernel whose accumulators need the registers more than it needs a second block on its multiprocessor.
+// The same for a kernel that needs the registers more than it needs a second block on its multiprocessor.
 #define DS_THREADS_ALONE(n) __launch_bounds__(n, 1)
 
 namespace dspark::cuda {

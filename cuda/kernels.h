@@ -135,11 +135,10 @@ enum LossColumn : int {
 };
 // What is known of a row of logits; the last three of a slot's only.
 struct LogitRow {
-  double sum, log_norm;  // of exp(logit - top); log sum exp
-  float top;
-  int32_t arg;
+  double log_norm;     // log sum exp
+  float top, inverse;  // 1 / sum exp(logit - top)
+  int32_t arg, label;
   float label_logit, weight;
-  int32_t label, unused;
 };
 // One chunk; arrays begin at its first slot.
 struct LossChunkArgs {

@@ -84,7 +84,7 @@ DS_DEVICE Kept cut(const Row& r, const ProbsArgs& a, uint32_t top_key) {
   return kept;
 }
 
-DS_KERNEL void DS_THREADS(kBlock) token_probs_kernel(ProbsArgs a) {
+DS_KERNEL void DS_THREADS_ALONE(kBlock) token_probs_kernel(ProbsArgs a) {
   const Shared<uint64_t> tops(0, kWarps);
   const Row r{a.logits, a.probs, block_x(), Shared<double>(kWarps * 8, kWarps)};
   // The largest logit, the lowest id that has it.

@@ -4,7 +4,7 @@
 namespace dspark::cuda {
 namespace {
 
-DS_KERNEL void DS_THREADS(kBlock) verify_kernel(VerifyArgs a) {
+DS_KERNEL void DS_THREADS_ALONE(kBlock) verify_kernel(VerifyArgs a) {
   const Shared<double> scratch(kDrawBytes, kBlock / kWarp);
   const auto row = [](const Matrix& m, int64_t r) { return static_cast<const float*>(m.data) + r * m.stride; };
   const int vocab = static_cast<int>(a.target.cols), draft_vocab = static_cast<int>(a.draft.cols);

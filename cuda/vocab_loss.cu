@@ -45,7 +45,7 @@ DS_KERNEL void DS_THREADS(kBlock) loss_stats_kernel(Matrix logits, LogitRow* out
   sum = block_sum(sum + static_cast<double>(part), scratch);
   if (thread() != 0) return;
   LogitRow r{};
-  r.sum = sum, r.log_norm = log(sum) + static_cast<double>(top), r.top = top, r.arg = arg == kNowhere ? 0 : arg;
+  r.inverse = static_cast<float>(1 / sum), r.log_norm = log(sum) + static_cast<double>(top), r.top = top, r.arg = arg == kNowhere ? 0 : arg;
   store(out + row, r);
 }
 
@@ -62,7 +62,7 @@ DS_KERNEL void DS_THREADS(kBlock) loss_labels_kernel(LossChunkArgs a) {
 }
 
 // D-PACE's weights (ops.h): the first slot of a block does its block. `confidence`: those of the confidence term, into slot_out.
-DS_KERNEL void DS_THREADS(kBlock) loss_dpace_kernel(LossChunkArgs a, bool confidence) {
+DS_KERNEL void DS_THREADS_ALONE(kBlock) loss_dpace_kernel(LossChunkArgs a, bool confidence) {
   const int64_t begin = block_x() * threads() + thread(), slots = a.draft.rows;
   if (begin >= slots || (begin > 0 && load(a.block_of + begin) == load(a.block_of + begin - 1))) return;
   int64_t end = begin + 1;
@@ -93,6 +93,7 @@ struct Pair {
   DS_DEVICE float t(float v) const { return expf(v - target_top) * target_inverse; }
   DS_DEVICE float log_ratio(float u, float v) const { return (u - v) - shift; }  // log(p / t)
 };
+DS_DEVICE Pair pair_of(const LogitRow& d, const LogitRow& t) { return {d.top, t.top, d.inverse, t.inverse, static_cast<float>(d.log_norm - t.log_norm)}; }
 
 // log(p / m) and log(t / m), m = (p + t) / 2, from d = log(p / t): log(m / max) = log1p(exp(-|d|)) - log 2.
 DS_DEVICE void mixture_logs(float d, float& p_over_m, float& t_over_m) {
@@ -111,9 +112,7 @@ template <bool kMixtures>
 DS_KERNEL void DS_THREADS(kBlock) loss_slot_kernel(LossChunkArgs a) {
   const Shared<double> scratch(0, kWarps);
   const int64_t s = block_x(), target_row = load(a.target_row + s) - a.row0, vocab = a.draft.cols;
-  const LogitRow d = load(a.draft_rows + s), t = load(a.target_rows + target_row);
-  const Pair pair{d.top, t.top, static_cast<float>(1 / d.sum), static_cast<float>(1 / t.sum), static_cast<float>(d.log_norm - t.log_norm)};
-
+  const Pair pair = pair_of(load(a.draft_rows + s), load(a.target_rows + target_row));
   float part[kSums] = {};
   double sums[kSums] = {};
   int chunks = 0;
@@ -145,6 +144,7 @@ DS_KERNEL void DS_THREADS(kBlock) loss_slot_kernel(LossChunkArgs a) {
   flush();
   for (int k = 0; k < kSums; ++k) sums[k] = block_sum(sums[k], scratch);
 
+  const LogitRow d = load(a.draft_rows + s);  // here, for the registers that the sweep needs
   const double tv = 0.5 * sums[kDistance], accept = sums[kOverlap], lk = exp(-3 * accept);  // lk's weight is detached
   const bool floored = accept <= 1e-5;
   float confidence = 0;
@@ -180,7 +180,7 @@ DS_KERNEL void DS_THREADS(kBlock) loss_slot_kernel(LossChunkArgs a) {
     put(kLossAccept, accept);
     put(kLossConfLogit, z);
     put(kLossDraftTop, d.arg);
-    put(kLossTargetTop, t.arg);
+    put(kLossTargetTop, load(a.target_rows + target_row).arg);
     put(kLossWeight, static_cast<double>(d.weight));
     put(kLossConfWeight, static_cast<double>(load(a.conf_weight + s)));
   }
