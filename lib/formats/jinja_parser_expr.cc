@@ -170,7 +170,8 @@ ExprPtr Parser::parse_primary() {
   if (token.is_op("{")) return parse_dict();
   auto node = make(Expr::constant, line);
   if (token.kind == Token::name) {
-    const std::string word = lexer_.next().text;
+    const Token next = lexer_.next();
+    const std::string& word = next.text;
     if (word == "true" || word == "True" || word == "false" || word == "False") {
       node->value = Value::boolean(word == "true" || word == "True");
     } else if (word == "none" || word == "None") {
