@@ -37,7 +37,7 @@ void step(const Options& o, job::JsonLines& json) {
   const auto result = job::bench_step(options);
   for (const auto& r : result.results) json.write(json_of(r));
   OrderedJson j{{"what", "memory"}, {"peak_rss_bytes", result.peak_rss_bytes}, {"parameters", result.parameters}, {"trainable", result.trainable},
-                {"step_s", result.step_seconds}, {"forward_backward_s", result.forward_backward_seconds}, {"optimizer_s", result.optimizer_seconds}};
+                {"step_s", result.step_seconds}, {"forward_backward_s", result.forward_backward_seconds}, {"optimizer_s", result.optimizer_seconds}, {"host_s", result.host_seconds}};
   j["predicted"] = OrderedJson{{"step_s", result.predicted_step_seconds}, {"forward_backward_s", result.predicted_forward_backward_seconds}, {"optimizer_s", result.predicted_optimizer_seconds}};
   for (const auto& p : result.parts) j["parts"].push_back({{"part", p.name}, {"measured_s", p.measured}, {"predicted_s", p.predicted}, {"share_of_limit", p.measured > 0 ? p.at_limit / p.measured : 0.0}});
   json.write(j);

@@ -74,7 +74,7 @@ class CudaDevice final : public model::Device {
   int ordinal_, device_ = 0;
   DType act_;
   void* context_ = nullptr;
-  void* streams_[3] = {};
+  void* streams_[model::kQueues] = {};
   Staging staging_;
   uint64_t next_id_ = 1;
   std::deque<Live> live_;            // ascending ids

@@ -95,6 +95,11 @@ TEST_CASE("every benchmark measures the CPU and a GPU by the same code", "[cuda]
       CHECK((p.at_limit > 0) == (p.name != "upload"));
       CHECK((p.measured > 0 || device == kGpu));  // the emulated clock stands still in copies
     }
+    step.parts = false;
+    const auto whole = job::bench_step(step);
+    check_results(whole.results, device);
+    CHECK((whole.host_seconds > 0) == (device == kGpu));
+    CHECK((whole.text.find("the host enqueues a step in ") != std::string::npos) == (device == kGpu));
   }
   CHECK(emulation::live_objects() == 0);
   CHECK(emulation::global_allocations() == 0);

@@ -65,8 +65,8 @@ TEST_CASE("transfers of the cuda backend convert, keep strides and happen in the
     // Filled by one queue, overwritten in part by another, copied by the first again: only the events hold them together.
     model::fill(ctx, {whole, 1});
     const model::Event filled = device.record(Queue::compute);
-    device.wait(Queue::copy, filled);
-    const model::Event uploaded = device.upload(Queue::copy, part, {values.data(), DType::f64, 3, 4, 4});
+    device.wait(Queue::upload, filled);
+    const model::Event uploaded = device.upload(Queue::upload, part, {values.data(), DType::f64, 3, 4, 4});
     device.wait(Queue::compute, uploaded);
     const Tensor copied = ctx.allocate(DType::f32, 3, 8);
     model::copy(ctx, {copied, whole});

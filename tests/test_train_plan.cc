@@ -69,9 +69,10 @@ TEST_CASE("the Kimi-K3 drafter is planned to the last parameter, in no memory", 
   CHECK(plan["states"]["bytes_per_s"].get<double>() * plan["step"]["seconds"].get<double>() == Approx(16.0 * 8192 * 6 * 7168 * 2));
   CHECK(plan["run"]["cost"].get<double>() == Approx(plan["run"]["seconds"].get<double>() / 3600 * 2 * 16));
   CHECK(plan["pace"]["tokens_per_day"].get<double>() == Approx(16.0 * 8192 * 86400 / plan["step"]["seconds"].get<double>()));
-  // Its parts add up.
+  // Its parts add up; rows come in beside the work.
   double seconds = 0;
-  for (const auto& p : plan["row"]["parts"]) seconds += p["seconds"].get<double>();
+  for (const auto& p : plan["row"]["parts"])
+    if (p["part"] != "upload") seconds += p["seconds"].get<double>();
   CHECK(seconds == Approx(plan["row"]["seconds"].get<double>()));
   const OrderedJson alone = planned({"--shape", "kimi-k3", "--machine", "h200", "--rows", "2"});
   CHECK(alone["step"]["rows_a_rank"] == 2);
@@ -140,7 +141,14 @@ TEST_CASE("a plan says what limits each part and what does not fit", "[plan]") {
   const job::Plan slow_memory = job::make_plan(in, {}, machine);
   for (const auto& p : slow_memory.micro_step)
     if (p.part == Part::trunk) CHECK(p.limit == "memory");
-  CHECK(slow_memory.step == Approx(job::total_seconds(slow_memory.micro_step) + job::total_seconds(slow_memory.update)));
+  double upload = 0;
+  for (const auto& p : slow_memory.micro_step) upload += p.part == Part::upload ? p.seconds : 0;
+  CHECK(upload > 0);
+  CHECK(slow_memory.step == Approx(job::total_seconds(slow_memory.micro_step) - upload + job::total_seconds(slow_memory.update)));
+  machine.of(Work::upload).bytes /= 1e6;  // a link so slow that the work waits for it
+  const job::Plan slow_link = job::make_plan(in, {}, machine);
+  CHECK(slow_link.limit == "host");
+  CHECK(slow_link.forward_backward == Approx(1e6 * upload));
   for (job::Rate& r : machine.rate) r = {1e9, 1e12};
   const job::Plan slow_matrix = job::make_plan(in, {}, machine);
   CHECK(slow_matrix.limit == "matrix");
@@ -163,7 +171,11 @@ TEST_CASE("a plan says what limits each part and what does not fit", "[plan]") {
   CHECK(masters == packed.ranks.front().master_bytes);
   CHECK(states == packed.ranks.front().state_bytes);
   CHECK(shared.reduce_bytes > 0);
-  CHECK(shared.gather > 0);
+  CHECK(shared.gather == 0);  // it takes less than the update, beside which it goes
+  machine.link_bytes = 1e3;
+  const job::Plan slow_links = job::make_plan(in, eight, machine);
+  CHECK(slow_links.gather == Approx(slow_links.gather_bytes / 1e3 - slow_links.optimizer));
+  CHECK(slow_links.limit == "network");
   eight.grad_wire = "bf16";
   CHECK(job::make_plan(in, eight, machine).reduce_bytes == Approx(shared.reduce_bytes / 2));
 }

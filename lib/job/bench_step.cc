@@ -112,29 +112,41 @@ BenchStepResult bench_step(const BenchStepOptions& o) {
   batch.last = {states.data() + tap_cols, DType::bf16, shape.row_tokens, e, width};
 
   const train::StepPlan plan = train::plan_step(c, objective, false, precision, batch.plan);
-  train::TrainStep step(ctx, drafter, target, objective, plan.arena_bytes);
+  train::TrainStep step(ctx, drafter, target, objective, plan.memory);
   train::Optimizer optimizer(drafter, optimizer_options);
 
   const double limit = matrix.flops * 1e-9;
-  std::vector<double> whole, compute, update;
+  std::vector<double> whole, compute, update, host;
+  // As in training, a device with queues has work when more comes: the step before.
+  const auto measure = [&](std::vector<double>& seconds, const auto& work) {
+    Readback before;
+    if (!cpu && !o.parts) step.enqueue(batch, true, Write::overwrite, before);
+    seconds.push_back(ctx.device().time([&] {
+      const double start = now_s();
+      work();
+      host.back() += now_s() - start;
+    }));
+  };
   const auto run = [&] {
     stop_point();
-    const double t0 = now_s();
-    const train::StepMetrics m = step.run(batch, true, Write::overwrite);
-    const double t1 = now_s();
-    optimizer.step(1e-4, 1 / m.weight_sum);
-    const double t2 = now_s();
+    host.push_back(0);
+    Readback slots, scalars;
+    measure(compute, [&] { step.enqueue(batch, true, Write::overwrite, slots); });
+    const train::StepMetrics m = step.metrics(batch, slots);
+    measure(update, [&] { optimizer.enqueue(1e-4, 1 / m.weight_sum, scalars); });
+    scalars.wait();
     out.slots = m.slots;
-    compute.push_back(t1 - t0), update.push_back(t2 - t1), whole.push_back(t2 - t0);
+    whole.push_back(compute.back() + update.back());
   };
   // To warm up: of a device whose kernels are chosen by trying, twice.
   if (backend->chooses_kernels()) backend->choose_kernels(run);
   run();
   timed.reset();
-  compute.clear(), update.clear(), whole.clear();
+  compute.clear(), update.clear(), whole.clear(), host.clear();
   for (int i = 0; i < o.steps; ++i) run();
   if (c.own_embeddings()) ctx.free(target.head.value);
   out.step_seconds = median(whole), out.forward_backward_seconds = median(compute), out.optimizer_seconds = median(update);
+  out.host_seconds = cpu ? 0 : median(host);
   out.peak_rss_bytes = peak_rss_bytes();
   out.predicted_step_seconds = predicted.step, out.predicted_forward_backward_seconds = predicted.forward_backward, out.predicted_optimizer_seconds = predicted.optimizer;
 
@@ -153,10 +165,11 @@ BenchStepResult bench_step(const BenchStepOptions& o) {
   };
   out.text = bench_table(out.results) +
              fmt::format("row of {} tokens, {} anchors of {} slots, {:.0f} supervised; {} parameters, {} trained\n"
-                         "step {}: forward and backward {}, optimizer {}\narena {}, peak memory {} (planned {}){}\n",
+                         "step {}: forward and backward {}, optimizer {}\n{}arena {}, peak memory {} (planned {}){}\n",
                          shape.row_tokens, shape.anchors, c.block, out.slots, out.parameters, out.trainable, beside(out.step_seconds, predicted.step),
                          beside(out.forward_backward_seconds, predicted.forward_backward), beside(out.optimizer_seconds, predicted.optimizer),
-                         format_bytes(static_cast<double>(plan.arena_bytes)), format_bytes(static_cast<double>(out.peak_rss_bytes)), format_bytes(static_cast<double>(predicted.fullest().bytes)),
+                         cpu ? "" : fmt::format("the host enqueues a step in {:.5f} s, {:.0f} % of it\n", out.host_seconds, 100 * out.host_seconds / out.step_seconds),
+                         format_bytes(static_cast<double>(plan.memory.total())), format_bytes(static_cast<double>(out.peak_rss_bytes)), format_bytes(static_cast<double>(predicted.fullest().bytes)),
                          fmt::format("; predicted from {}", machine.measured ? machine.assumptions : fmt::format("{} ({})", machine.name, machine.assumptions)));
   if (!o.parts) return out;
   out.parts = timed.rows();

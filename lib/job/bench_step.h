@@ -1,7 +1,7 @@
 // Benchmark of whole training steps at a drafter's shape: forward, loss, backward and optimizer on random states.
 //
 // Protocol: one row of T tokens, one document, A anchors spread evenly, every slot supervised that can be; one warm-up step, then
-// repeats. The limit is the device's of matrix products (job/bench_limit.h): what a step could reach if everything but its products cost
+// repeats, by the device's own clock. The limit is the device's of matrix products (job/bench_limit.h): what a step could reach if everything but its products cost
 // nothing. Beside the measurement stands what `train --plan` predicts for the step: from the data sheet of a GPU that is known by name,
 // else from rates that are measured first and know nothing of the shape (job/bench_machine.h).
 #pragma once
@@ -26,6 +26,7 @@ struct BenchStepOptions {
 struct BenchStepResult {
   std::vector<BenchResult> results;  // slots/s, the step's products in GFLOP/s, the optimizer's share
   double step_seconds = 0, forward_backward_seconds = 0, optimizer_seconds = 0, slots = 0;
+  double host_seconds = 0;           // to enqueue a step, while the device is at the one before; 0 on a CPU
   double predicted_step_seconds = 0, predicted_forward_backward_seconds = 0, predicted_optimizer_seconds = 0;
   std::vector<PartTime> parts;       // with `parts`, a step's mean
   uint64_t peak_rss_bytes = 0;

@@ -79,7 +79,7 @@ void plan_network(const train::UpdatePlan& update, const PlanOptions& options, c
   const auto rate = [&](int64_t ranks) { return ranks <= machine.link_ranks ? machine.link_bytes : machine.network_bytes; };
   const double inner = rate(plan.group_ranks), outer = rate(options.ranks);
   plan.gather_rate = inner;
-  if (plan.gather_bytes > 0 && inner > 0) plan.gather = plan.gather_bytes / inner;
+  if (plan.gather_bytes > 0 && inner > 0) plan.gather = std::max(0.0, plan.gather_bytes / inner - plan.optimizer);
   const bool known = (to_owner == 0 || inner > 0) && (across == 0 || outer > 0);
   if (plan.reduce_bytes > 0 && known) {
     const double seconds = (to_owner > 0 ? to_owner / inner : 0) + (across > 0 ? across / outer : 0);
@@ -88,9 +88,16 @@ void plan_network(const train::UpdatePlan& update, const PlanOptions& options, c
   }
 }
 
-std::string find_limit(const Plan& plan) {
+// Of a row's upload, what its work has to wait for: where the device has a queue for copies, the next row comes in meanwhile.
+double exposed_upload(const Plan& plan, const Machine& machine) {
+  double upload = 0, rest = 0;
+  for (const PartCost& p : plan.micro_step) (p.part == Part::upload ? upload : rest) += p.seconds;
+  return machine.packs ? upload : std::max(0.0, upload - rest);
+}
+
+std::string find_limit(const Plan& plan, const Machine& machine) {
   std::map<std::string, double> seconds;
-  for (const PartCost& p : plan.micro_step) seconds[p.limit] += plan.micro_steps * p.seconds;
+  for (const PartCost& p : plan.micro_step) seconds[p.limit] += plan.micro_steps * (p.part == Part::upload ? exposed_upload(plan, machine) : p.seconds);
   seconds[total_limit(plan.update)] += plan.optimizer;
   seconds["network"] += plan.reduce + plan.gather;
   return std::max_element(seconds.begin(), seconds.end(), [](const auto& a, const auto& b) { return a.second < b.second; })->first;
@@ -126,7 +133,7 @@ Plan make_plan(const PlanInput& in, const PlanOptions& options, const Machine& m
     plan.gradient_bytes += t.grad_bytes;
   }
   const train::StepPlan largest = train::plan_step(in.config, in.objective, in.apply_norm, in.precision, in.largest);
-  plan.arena_bytes = largest.arena_bytes;
+  plan.arena_bytes = largest.memory.total();
   const int64_t act = in.precision == Precision::bf16 ? 2 : 4;
   if (in.config.hidden != in.config.target_hidden) plan.weight_bytes += act * in.config.draft_vocab * in.config.target_hidden;  // the target's own head
   if (machine.packs) plan.packed_bytes = largest.packed_bytes;
@@ -144,12 +151,14 @@ Plan make_plan(const PlanInput& in, const PlanOptions& options, const Machine& m
               (plan.staging_counts ? plan.staging_bytes : 0);
     plan.optimizer = std::max(plan.optimizer, r.seconds);
   }
-  plan.forward_backward = plan.micro_steps * total_seconds(plan.micro_step);
   double backward = 0;
-  for (const PartCost& p : plan.micro_step) backward += p.backward ? p.seconds : 0;
+  for (const PartCost& p : plan.micro_step) {
+    backward += p.backward ? p.seconds : 0;
+    plan.forward_backward += plan.micro_steps * (p.part == Part::upload ? exposed_upload(plan, machine) : p.seconds);
+  }
   plan_network(update, options, machine, plan, backward);
   plan.step = plan.forward_backward + plan.reduce + plan.optimizer + plan.gather;
-  plan.limit = find_limit(plan);
+  plan.limit = find_limit(plan, machine);
   plan.tokens_per_step = in.rows_per_step * mean_tokens(in);
   plan.store_bytes_per_step = in.rows_per_step * row_bytes;
   return plan;

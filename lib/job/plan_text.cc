@@ -63,10 +63,13 @@ std::string memory_text(const Plan& plan, const PlanOptions& options, const Mach
   return text;
 }
 
-std::string work_text(const Plan& plan, const PlanInput& in) {
+std::string work_text(const Plan& plan, const PlanInput& in, const Machine& machine) {
   std::string text = fmt::format("\n{:<34} {:>12} {:>10} {:>10} {:>10}  limit\n", fmt::format("work of a row of {} tokens", in.rows.front().n_context), "", "read", "written", "time");
-  for (const PartCost& p : plan.micro_step) text += part_line(fmt::format("{}{}", part_name(p.part), p.backward ? ", backward" : ""), p.counts, p.seconds, p.limit);
-  text += part_line("forward and backward", total_counts(plan.micro_step), total_seconds(plan.micro_step), total_limit(plan.micro_step));
+  for (const PartCost& p : plan.micro_step) {
+    const bool beside = p.part == Part::upload && !machine.packs;  // comes in while the row before is at work
+    text += part_line(fmt::format("{}{}", part_name(p.part), p.backward ? ", backward" : beside ? ", beside the row before" : ""), p.counts, p.seconds, p.limit);
+  }
+  text += part_line("forward and backward", total_counts(plan.micro_step), plan.forward_backward / plan.micro_steps, total_limit(plan.micro_step));
   text += part_line(fmt::format("{}, all tensors", in.optimizer.muon ? "Muon and AdamW" : "AdamW"), total_counts(plan.update), total_seconds(plan.update), total_limit(plan.update));
   return text;
 }
@@ -87,11 +90,11 @@ std::string plan_text(const Plan& plan, const PlanInput& in, const PlanOptions& 
   text += fmt::format("\n{:<25} {:>20} {:>20}\n", "parameters", "total", "trained");
   for (const auto& g : plan.groups) text += fmt::format("  {:<23} {:>20} {:>20}\n", g.name, g.total, g.trainable);
   text += fmt::format("  {:<23} {:>20} {:>20}\n", "all", plan.parameters, plan.trainable);
-  text += memory_text(plan, options, machine) + work_text(plan, in) + network_text(plan, options);
+  text += memory_text(plan, options, machine) + work_text(plan, in, machine) + network_text(plan, options);
   const double all = plan.step, flops = forward_backward_flops(plan) * plan.micro_steps;
   const Pace p = pace(plan, in);
   text += fmt::format("\nstep: {} = {:g} x forward and backward {}{}{} + optimizer {}{}; the {} binds\n", time(all), plan.micro_steps, time(plan.forward_backward / plan.micro_steps),
-                      plan.reduce > 0 ? " + reduce beyond the backward " : "", plan.reduce > 0 ? time(plan.reduce) : "", time(plan.optimizer), plan.gather > 0 ? " + gather " + time(plan.gather) : "",
+                      plan.reduce > 0 ? " + reduce beyond the backward " : "", plan.reduce > 0 ? time(plan.reduce) : "", time(plan.optimizer), plan.gather > 0 ? " + gather beyond the update " + time(plan.gather) : "",
                       plan.limit == "matrix" ? "matrix rate" : plan.limit == "memory" ? "memory rate" : plan.limit == "host" ? "host link" : plan.limit);
   text += fmt::format("pace: {:.4g} tokens/s, {:.3g} million tokens/day; {}FLOP/s of a rank in forward and backward over the step\n", p.tokens_per_s, p.tokens_per_s * 86400e-6, si(flops / all));
   text += fmt::format("store or stream: {}B/s of states in bf16, {}B/s as stored (ratio {:.2f}, {}); {} and {} a rank\n", si(p.raw), si(p.stored), in.codec_ratio, in.codec,
@@ -121,7 +124,7 @@ OrderedJson plan_json(const Plan& plan, const PlanInput& in, const PlanOptions& 
   j["memory"] = OrderedJson{{"weight_bytes", plan.weight_bytes}, {"packed_bytes", plan.packed_bytes}, {"gradient_bytes", plan.gradient_bytes}, {"arena_bytes", plan.arena_bytes},
                             {"staging_bytes", plan.staging_bytes}, {"group_ranks", plan.group_ranks}, {"ranks", ranks}, {"imbalance", plan.imbalance},
                             {"total_bytes", plan.fullest().bytes}, {"fits", plan.fits(machine)}};
-  j["row"] = OrderedJson{{"parts", parts}, {"flops", forward_backward_flops(plan)}, {"seconds", total_seconds(plan.micro_step)}};
+  j["row"] = OrderedJson{{"parts", parts}, {"flops", forward_backward_flops(plan)}, {"seconds", plan.forward_backward / plan.micro_steps}};
   j["update"] = part(in.optimizer.muon ? "muon" : "adamw", false, total_counts(plan.update), total_seconds(plan.update), total_limit(plan.update));
   j["network"] = OrderedJson{{"grad_wire", options.grad_wire}, {"reduce_bytes", plan.reduce_bytes}, {"gather_bytes", plan.gather_bytes}, {"reduce_bytes_per_s", plan.reduce_rate}, {"gather_bytes_per_s", plan.gather_rate}};
   j["step"] = OrderedJson{{"seconds", plan.step}, {"rows_a_rank", plan.micro_steps}, {"forward_backward_s", plan.forward_backward}, {"reduce_s", plan.reduce}, {"optimizer_s", plan.optimizer},

@@ -81,11 +81,11 @@ void print_dry_run(const TrainOptions& o, const TrainSetup& setup) {
   const auto plan = train::plan_step(setup.config, setup.objective, setup.apply_norm, parse_precision(o.common.precision),
                                      train::largest_row(setup.config, setup.data, pack_options(o)));
   JsonLines json(o.common.json);
-  json.write(OrderedJson{{"weight_bytes", plan.weight_bytes}, {"arena_bytes", plan.arena_bytes}, {"flops", plan.counts.flops}, {"steps", setup.steps}});
+  json.write(OrderedJson{{"weight_bytes", plan.weight_bytes}, {"arena_bytes", plan.memory.total()}, {"flops", plan.counts.flops}, {"steps", setup.steps}});
   json.finish();
   if (o.common.json == "-") return;
   fmt::print("weights, masters, gradients  {:>12}\narena of the largest row     {:>12}\nFLOPs of that row            {:>12.4g}\nsteps                        {:>12}\n",
-             format_bytes(static_cast<double>(plan.weight_bytes)), format_bytes(static_cast<double>(plan.arena_bytes)), plan.counts.flops, setup.steps);
+             format_bytes(static_cast<double>(plan.weight_bytes)), format_bytes(static_cast<double>(plan.memory.total())), plan.counts.flops, setup.steps);
 }
 
 train::TrainerOptions trainer_options(const TrainOptions& o, const TrainSetup& setup) {

@@ -148,11 +148,11 @@ BatchPlan make_batch_plan(const PlanInput& in) {
   return plan;
 }
 
-DeviceBatch upload_batch(Context& ctx, Arena& arena, const BatchPlan& plan) {
+DeviceBatch upload_batch(Context& ctx, Arena& arena, const BatchPlan& plan, Queue queue) {
   auto ints = [&](const std::vector<int32_t>& v) {
     const auto n = static_cast<int64_t>(v.size());
     Tensor t = arena.vector(DType::i32, n);
-    if (n > 0) ctx.device().upload(Queue::compute, t, {v.data(), DType::i32, 1, n, n});
+    if (n > 0) ctx.device().upload(queue, t, {v.data(), DType::i32, 1, n, n});
     return t;
   };
   DeviceBatch b;
@@ -175,11 +175,11 @@ DeviceBatch upload_batch(Context& ctx, Arena& arena, const BatchPlan& plan) {
   b.embed = scatter(plan.embed);
   if (const auto n = static_cast<int64_t>(plan.inv_freq.size()); n > 0) {
     b.inv_freq = arena.vector(ctx.acc_dtype(), n);
-    ctx.device().upload(Queue::compute, b.inv_freq, {plan.inv_freq.data(), DType::f64, 1, n, n});
+    ctx.device().upload(queue, b.inv_freq, {plan.inv_freq.data(), DType::f64, 1, n, n});
   }
   const int64_t s = plan.n_slots();
   b.weight = arena.vector(ctx.acc_dtype(), s);
-  if (s > 0) ctx.device().upload(Queue::compute, b.weight, {plan.weight.data(), DType::f64, 1, s, s});
+  if (s > 0) ctx.device().upload(queue, b.weight, {plan.weight.data(), DType::f64, 1, s, s});
   return b;
 }
 

@@ -104,6 +104,6 @@ struct DeviceBatch {
 };
 
 // Allocates in `arena` and uploads (on the compute queue; the plan must outlive the next synchronisation).
-DeviceBatch upload_batch(Context& ctx, Arena& arena, const BatchPlan& plan);
+DeviceBatch upload_batch(Context& ctx, Arena& arena, const BatchPlan& plan, Queue queue);
 
 }  // namespace dspark::model

@@ -1,8 +1,8 @@
-// Context: one device at work. It bundles the operator table (a backend), the device's memory and its three queues.
+// Context: one device at work. It bundles the operator table (a backend), the device's memory and its four queues.
 //
-// Operators only enqueue: on `compute` (kernels), `copy` (uploads, downloads) or `comm` (collectives). Queues are
-// ordered inside and linked by events. On CPUs all queues run inline, and another thread may use comm meanwhile (that of
-// HostCollectives does). Nothing above ops.h reads a device value except through `download`, which completes when its event has.
+// Operators only enqueue: on `compute` (kernels), `upload` and `download` (copies; two queues, since a step's results wait for its
+// end and the next step's batch must not) or `comm` (collectives). Queues are ordered inside and linked by events. On CPUs all
+// queues run inline, and another thread may use comm meanwhile (that of HostCollectives does). Nothing above ops.h reads a device value except through `download`, which completes when its event has.
 //
 // Memory inside a step comes from the Arena: a bump allocator on one block that was sized by running the same step code
 // on the `plan` backend. mark()/release() give scoped reuse:
@@ -21,7 +21,8 @@ namespace dspark::model {
 
 class Ops;
 
-enum class Queue : uint8_t { compute, copy, comm };
+enum class Queue : uint8_t { compute, upload, download, comm };
+inline constexpr int kQueues = 4;
 
 // What the work being enqueued is for: the planner books its FLOPs and bytes there, other backends ignore it. The graph says
 // context, trunk and markov; attention, the loss head, the optimizer and uploads are known by their operators.

@@ -16,8 +16,8 @@ void Readback::start(Context& ctx, const Tensor& src) {
   wait();
   device_ = &ctx.device();
   values_.resize(static_cast<size_t>(src.size()));
-  device_->wait(Queue::copy, device_->record(Queue::compute));
-  event_ = device_->download(Queue::copy, {values_.data(), DType::f64, src.rows, src.cols, src.cols}, src);
+  device_->wait(Queue::download, device_->record(Queue::compute));
+  event_ = device_->download(Queue::download, {values_.data(), DType::f64, src.rows, src.cols, src.cols}, src);
 }
 
 std::span<const double> Readback::wait() {

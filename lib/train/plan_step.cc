@@ -12,7 +12,7 @@ using namespace model;
 StepPlan plan_step(const DrafterConfig& config, const Objective& objective, bool apply_norm, Precision precision, const BatchPlan& row) {
   PlannedStep step(config, objective, apply_norm, precision);
   StepPlan plan;
-  plan.arena_bytes = step.run(row);
+  plan.memory = step.run(row);
   plan.weight_bytes = step.weight_bytes(), plan.packed_bytes = step.packed_bytes();
   plan.counts = step.backend().counts();
   plan.entries = step.backend().entries();

@@ -8,12 +8,13 @@
 #include "model/backends.h"
 #include "train/data.h"
 #include "train/optimizer.h"
+#include "train/step.h"
 
 namespace dspark::train {
 
 struct StepPlan {
-  int64_t arena_bytes = 0;
-  int64_t weight_bytes = 0;     // everything outside the arena: weights, masters, gradients
+  StepMemory memory;
+  int64_t weight_bytes = 0;     // everything else: weights, masters, gradients
   int64_t packed_bytes = 0;     // the weights' copies in a backend that keeps them (the cpu's)
   model::PlanCounts counts;     // of one micro-step, forward and backward
   std::vector<model::PlanEntry> entries;      // the same by part, direction and kind of work

@@ -32,16 +32,16 @@ PlannedStep::~PlannedStep() {
   backend_->context().free(target_.norm);
 }
 
-int64_t PlannedStep::run(const BatchPlan& row) {
+StepMemory PlannedStep::run(const BatchPlan& row) {
   MicroBatch batch;
   batch.plan = row;
   const int64_t e = drafter_.config().target_hidden, tap_cols = drafter_.config().n_taps() * e;
   batch.taps = {nullptr, DType::bf16, row.n_context, tap_cols, tap_cols};
   batch.last = {nullptr, DType::bf16, row.n_context, e, e};
   backend_->reset_counts();
-  TrainStep step(backend_->context(), drafter_, target_, objective_, 0);
+  TrainStep step(backend_->context(), drafter_, target_, objective_, {});
   step.run(batch, true, Write::overwrite);
-  return step.arena_peak();
+  return step.peak();
 }
 
 }  // namespace dspark::train

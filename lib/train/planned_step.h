@@ -18,8 +18,8 @@ class PlannedStep {
   PlannedStep(const PlannedStep&) = delete;
   PlannedStep& operator=(const PlannedStep&) = delete;
 
-  // Forward and backward of one row, into counts that start at 0; returns the arena it takes. Some microseconds an operator.
-  int64_t run(const model::BatchPlan& row);
+  // Forward and backward of one row, into counts that start at 0; returns the memory it takes. Some microseconds an operator.
+  StepMemory run(const model::BatchPlan& row);
   model::PlanBackend& backend() { return *backend_; }
   int64_t weight_bytes() const { return weight_bytes_; }  // weights, masters, gradients
   int64_t packed_bytes() const { return packed_bytes_; }  // their copies in a backend that keeps them

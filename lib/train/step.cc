@@ -4,21 +4,27 @@ namespace dspark::train {
 
 using namespace model;
 
-TrainStep::TrainStep(Context& ctx, Drafter& drafter, TargetHead& target, const Objective& objective, int64_t arena_bytes)
-    : ctx_(ctx), drafter_(drafter), target_(target), objective_(objective), arena_(ctx.device(), arena_bytes) {}
+TrainStep::TrainStep(Context& ctx, Drafter& drafter, TargetHead& target, const Objective& objective, const StepMemory& memory)
+    : ctx_(ctx), drafter_(drafter), target_(target), objective_(objective), arena_(ctx.device(), memory.arena),
+      inboxes_{{{ctx.device(), memory.inbox}, {}}, {{ctx.device(), memory.inbox}, {}}} {}
 
 void TrainStep::enqueue(const MicroBatch& batch, bool backward, Write write, Readback& slots, const GradientsReady& ready) {
   const DrafterConfig& c = drafter_.config();
   const BatchPlan& plan = batch.plan;
   const DType act = ctx_.act_dtype(), acc = ctx_.acc_dtype();
   const int64_t n_slots = plan.n_slots(), n_rows = static_cast<int64_t>(plan.target_source.size());
+  Device& device = ctx_.device();
   arena_.release(0);
 
-  const DeviceBatch b = upload_batch(ctx_, arena_, plan);
-  const Tensor taps = arena_.matrix(act, plan.n_context, c.n_taps() * c.target_hidden);
-  const Tensor last = arena_.matrix(act, plan.n_context, c.target_hidden);
-  ctx_.device().upload(Queue::compute, taps, batch.taps);
-  ctx_.device().upload(Queue::compute, last, batch.last);
+  Inbox& inbox = inboxes_[enqueued_++ % 2];
+  inbox.arena.release(0);
+  device.wait(Queue::upload, inbox.free);
+  const DeviceBatch b = upload_batch(ctx_, inbox.arena, plan, Queue::upload);
+  const Tensor taps = inbox.arena.matrix(act, plan.n_context, c.n_taps() * c.target_hidden);
+  const Tensor last = inbox.arena.matrix(act, plan.n_context, c.target_hidden);
+  device.upload(Queue::upload, taps, batch.taps);
+  device.upload(Queue::upload, last, batch.last);
+  device.wait(Queue::compute, device.record(Queue::upload));
 
   drafter_.forward(arena_, taps, b, state_);
 
@@ -106,8 +112,9 @@ void TrainStep::enqueue(const MicroBatch& batch, bool backward, Write write, Rea
     drafter_.backward(arena_, taps, b, state_, d_hidden, write, ready);
   }
 
+  inbox.free = device.record(Queue::compute);
   slots.start(ctx_, slot_out);
-  ctx_.device().wait(Queue::compute, slots.event());  // the arena is used again
+  device.wait(Queue::compute, slots.event());  // the arena is used again
 }
 
 StepMetrics TrainStep::metrics(const MicroBatch& batch, Readback& slots) const {

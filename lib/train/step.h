@@ -5,6 +5,7 @@
 #pragma once
 
 #include <memory>
+#include <algorithm>
 #include <vector>
 
 #include "model/drafter.h"
@@ -29,16 +30,25 @@ struct MicroBatch {
   double weight_sum = -1;  // of the micro-step over all ranks (Denominator::micro); < 0: the plan's own
 };
 
+// Device memory of a step, in bytes.
+struct StepMemory {
+  int64_t arena = 0;  // saved activations and work; every micro-step's in turn
+  int64_t inbox = 0;  // a batch: its plan and states
+  int64_t total() const { return arena + 2 * inbox; }
+};
+
+// Two inboxes take turns: while one micro-step computes, the next one's batch comes in.
 class TrainStep {
  public:
-  TrainStep(model::Context& ctx, model::Drafter& drafter, TargetHead& target, const Objective& objective, int64_t arena_bytes);
+  // Memory for the largest row; none: for planning, unlimited.
+  TrainStep(model::Context& ctx, model::Drafter& drafter, TargetHead& target, const Objective& objective, const StepMemory& memory);
 
   // Enqueues the micro-step and the way back of its slots' results [S, kSlotOutCols]. With backward, gradients follow `write`.
   // The batch must live until the results are here. `ready` hears of each bucket of gradients while the backward goes on.
   void enqueue(const MicroBatch& batch, bool backward, model::Write write, model::Readback& slots, const model::GradientsReady& ready = {});
   StepMetrics metrics(const MicroBatch& batch, model::Readback& slots) const;  // waits
   StepMetrics run(const MicroBatch& batch, bool backward, model::Write write, std::vector<double>* slot_out = nullptr);  // both
-  int64_t arena_peak() const { return arena_.peak_bytes(); }
+  StepMemory peak() const { return {arena_.peak_bytes(), std::max(inboxes_[0].arena.peak_bytes(), inboxes_[1].arena.peak_bytes())}; }
 
   // For the golden tests: what the last run left in the arena, valid until the next.
   const model::ForwardState& state() const { return state_; }
@@ -49,7 +59,13 @@ class TrainStep {
   model::Drafter& drafter_;
   TargetHead& target_;
   Objective objective_;
+  struct Inbox {
+    model::Arena arena;
+    model::Event free;  // nothing enqueued so far reads it any more
+  };
   model::Arena arena_;
+  Inbox inboxes_[2];
+  uint64_t enqueued_ = 0;
   model::ForwardState state_;
   model::Tensor d_joint_;
 };

@@ -33,8 +33,8 @@ Trainer::Trainer(Drafter& drafter, TargetHead& target, const Dataset& data, cons
   const BatchPlan largest = largest_row(drafter.config(), data, options_.pack);
   const StepPlan plan = plan_step(drafter.config(), objective, target.apply_norm, precision, largest);
   flops_ = std::make_unique<StepFlops>(drafter.config(), objective, target.apply_norm, precision);
-  arena_bytes_ = plan.arena_bytes;
-  step_ = std::make_unique<TrainStep>(drafter.context(), drafter, target, objective, arena_bytes_);
+  arena_bytes_ = plan.memory.total();
+  step_ = std::make_unique<TrainStep>(drafter.context(), drafter, target, objective, plan.memory);
 }
 
 void Trainer::resume(const FoundCheckpoint& checkpoint) {
