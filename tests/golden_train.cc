@@ -146,7 +146,7 @@ Harness::Harness(const BackendOptions& options, const Json& d, const formats::Sa
     target.norm = ctx.allocate(ctx.acc_dtype(), 1, config.target_hidden);
     ctx.upload_now(target.norm, {norm.data(), DType::f64, 1, config.target_hidden, config.target_hidden});
   }
-  step = std::make_unique<train::TrainStep>(ctx, *drafter, target, objective, train::StepMemory{int64_t{64} << 20, int64_t{64} << 20});
+  step = std::make_unique<train::TrainStep>(ctx, *drafter, target, objective, train::StepMemory{int64_t{64} << 20, int64_t{64} << 20, 1 << 20});
 }
 
 Harness::Harness(const BackendOptions& options, const DrafterFiles& files, const target::TargetFiles& target_files,
@@ -163,7 +163,7 @@ Harness::Harness(const BackendOptions& options, const DrafterFiles& files, const
   target.norm = ctx.allocate(ctx.acc_dtype(), 1, config.target_hidden);
   ctx.upload_now(target.norm, {norm.data(), DType::f32, 1, config.target_hidden, config.target_hidden});
   target.eps = target_files.config().eps;
-  step = std::make_unique<train::TrainStep>(ctx, *drafter, target, objective, train::StepMemory{int64_t{512} << 20, int64_t{64} << 20});
+  step = std::make_unique<train::TrainStep>(ctx, *drafter, target, objective, train::StepMemory{int64_t{512} << 20, int64_t{64} << 20, 1 << 20});
 }
 
 Harness::~Harness() {

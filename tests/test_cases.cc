@@ -222,7 +222,7 @@ TEST_CASE("states before and after the final norm give the target's own distribu
   const auto slots_with = [&](const std::vector<double>& last, bool apply_norm) {
     target.apply_norm = apply_norm;
     batch.last = {last.data(), DType::f64, n, t.hidden, t.hidden};
-    train::TrainStep step(ctx, drafter, target, train::deepspec_objective(false), {int64_t{64} << 20, int64_t{64} << 20});
+    train::TrainStep step(ctx, drafter, target, train::deepspec_objective(false), {int64_t{64} << 20, int64_t{64} << 20, 1 << 20});
     std::vector<double> slots;
     step.run(batch, false, Write::overwrite, &slots);
     return slots;

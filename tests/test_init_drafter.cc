@@ -188,7 +188,7 @@ TEST_CASE("gradients of a drafter's own embeddings and head", "[init]") {
     batch.taps = {taps.data(), DType::f64, 20, 16, 16};
     batch.last = {last.data(), DType::f64, 20, 8, 8};
     const train::Objective objective = train::deepspec_objective(c.confidence);
-    train::TrainStep step(ctx, drafter, target, objective, {int64_t{16} << 20, int64_t{16} << 20});
+    train::TrainStep step(ctx, drafter, target, objective, {int64_t{16} << 20, int64_t{16} << 20, 1 << 20});
     const auto loss = [&] {
       const auto m = step.run(batch, false, Write::overwrite);
       double sum = 0;

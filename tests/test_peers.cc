@@ -49,7 +49,8 @@ Rows whole_rows(Harness& h, const PackedCase& p) {
     return v;
   };
   Rows out;
-  const DeviceBatch b = upload_batch(ctx, arena, plan, Queue::compute);
+  std::vector<int32_t> lists;
+  const DeviceBatch b = upload_batch(ctx, arena, plan, Queue::compute, lists);
   const Tensor joint = arena.matrix(ctx.act_dtype(), n, c.joint_cols());
   gather_rows(ctx, {joint.col_range(0, c.hidden), h.step->state().hidden, b.slot_row});
   MarkovSaved saved;

@@ -140,6 +140,7 @@ TEST_CASE("the planned arena holds every row of its size", "[plan]") {
         INFO(static_cast<int>(markov) << ", " << starts.size() << " of " << anchors << " anchors, " << documents.size() << " documents");
         CHECK(needed.arena <= planned.arena);
         CHECK(needed.inbox <= planned.inbox);
+        CHECK(needed.lists <= planned.lists);
       }
     }
 }

@@ -148,31 +148,32 @@ BatchPlan make_batch_plan(const PlanInput& in) {
   return plan;
 }
 
-DeviceBatch upload_batch(Context& ctx, Arena& arena, const BatchPlan& plan, Queue queue) {
-  auto ints = [&](const std::vector<int32_t>& v) {
-    const auto n = static_cast<int64_t>(v.size());
-    Tensor t = arena.vector(DType::i32, n);
-    if (n > 0) ctx.device().upload(queue, t, {v.data(), DType::i32, 1, n, n});
-    return t;
-  };
+DeviceBatch upload_batch(Context& ctx, Arena& arena, const BatchPlan& plan, Queue queue, std::vector<int32_t>& lists) {
   DeviceBatch b;
   b.n_anchors = plan.n_anchors;
   b.block = plan.block;
-  b.context_position = ints(plan.context_position);
-  b.block_token = ints(plan.block_token);
-  b.block_position = ints(plan.block_position);
-  b.anchor_row = ints(plan.anchor_row);
-  b.doc_start = ints(plan.doc_start);
-  b.slot_row = ints(plan.slot_row);
-  b.block_of = ints(plan.block_of);
-  b.target_row = ints(plan.target_row);
-  b.label = ints(plan.label);
-  b.previous_token = ints(plan.previous_token);
-  b.block_previous = ints(plan.block_previous);
-  b.target_source = ints(plan.target_source);
-  auto scatter = [&](const ScatterList& l) { return DeviceBatch::Scatter{ints(l.row_of), ints(l.begin), ints(l.source)}; };
-  b.markov = scatter(plan.markov);
-  b.embed = scatter(plan.embed);
+  const std::pair<const std::vector<int32_t>*, Tensor*> all[] = {
+      {&plan.context_position, &b.context_position}, {&plan.block_token, &b.block_token}, {&plan.block_position, &b.block_position},
+      {&plan.anchor_row, &b.anchor_row}, {&plan.doc_start, &b.doc_start}, {&plan.slot_row, &b.slot_row},
+      {&plan.block_of, &b.block_of}, {&plan.target_row, &b.target_row}, {&plan.label, &b.label},
+      {&plan.previous_token, &b.previous_token}, {&plan.block_previous, &b.block_previous}, {&plan.target_source, &b.target_source},
+      {&plan.markov.row_of, &b.markov.row_of}, {&plan.markov.begin, &b.markov.begin}, {&plan.markov.source, &b.markov.source},
+      {&plan.embed.row_of, &b.embed.row_of}, {&plan.embed.begin, &b.embed.begin}, {&plan.embed.source, &b.embed.source}};
+  constexpr size_t kAligned = 64 / sizeof(int32_t);
+  lists.clear();
+  for (const auto& [list, tensor] : all) {
+    lists.insert(lists.end(), list->begin(), list->end());
+    lists.resize((lists.size() + kAligned - 1) / kAligned * kAligned);
+  }
+  const auto n_all = static_cast<int64_t>(lists.size());
+  const Tensor whole = arena.vector(DType::i32, n_all);
+  if (n_all > 0) ctx.device().upload(queue, whole, {lists.data(), DType::i32, 1, n_all, n_all});
+  int64_t at = 0;
+  for (const auto& [list, tensor] : all) {
+    const auto n = static_cast<int64_t>(list->size());
+    *tensor = whole.col_range(at, n);
+    at += (n + static_cast<int64_t>(kAligned) - 1) / static_cast<int64_t>(kAligned) * static_cast<int64_t>(kAligned);
+  }
   if (const auto n = static_cast<int64_t>(plan.inv_freq.size()); n > 0) {
     b.inv_freq = arena.vector(ctx.acc_dtype(), n);
     ctx.device().upload(queue, b.inv_freq, {plan.inv_freq.data(), DType::f64, 1, n, n});

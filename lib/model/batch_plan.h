@@ -92,7 +92,7 @@ BatchPlan make_batch_plan(const PlanInput& input);
 int64_t supervised_prefix(std::span<const uint8_t> mask, const PackedDocument& document, int64_t anchor_row, int64_t block,
                           bool sample_from_anchor);
 
-// The same lists on the device, for tensors of exactly the plan's sizes, cut from buffers of fixed capacity.
+// The same lists on the device: views of one array, which comes over in one copy.
 struct DeviceBatch {
   int64_t n_anchors = 0, block = 0;
   Tensor context_position, block_token, block_position, anchor_row, doc_start;
@@ -103,7 +103,8 @@ struct DeviceBatch {
   Tensor inv_freq;  // acc [1, rot/2] or empty
 };
 
-// Allocates in `arena` and uploads (on the compute queue; the plan must outlive the next synchronisation).
-DeviceBatch upload_batch(Context& ctx, Arena& arena, const BatchPlan& plan, Queue queue);
+// Allocates in `arena` and uploads on `queue`. The plan, and `lists`, which the lists of numbers are gathered in, must stay as they are
+// until that has happened.
+DeviceBatch upload_batch(Context& ctx, Arena& arena, const BatchPlan& plan, Queue queue, std::vector<int32_t>& lists);
 
 }  // namespace dspark::model

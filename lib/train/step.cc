@@ -1,12 +1,22 @@
 #include "train/step.h"
 
+#include <algorithm>
+
 namespace dspark::train {
 
 using namespace model;
 
 TrainStep::TrainStep(Context& ctx, Drafter& drafter, TargetHead& target, const Objective& objective, const StepMemory& memory)
     : ctx_(ctx), drafter_(drafter), target_(target), objective_(objective), arena_(ctx.device(), memory.arena),
-      inboxes_{{{ctx.device(), memory.inbox}, {}}, {{ctx.device(), memory.inbox}, {}}} {}
+      inboxes_{{{ctx.device(), memory.inbox}, {}, {}, {}}, {{ctx.device(), memory.inbox}, {}, {}, {}}} {
+  for (Inbox& inbox : inboxes_) inbox.lists.reserve(static_cast<size_t>(memory.lists));
+}
+
+StepMemory TrainStep::peak() const {
+  StepMemory m{arena_.peak_bytes(), 0, 0};
+  for (const Inbox& inbox : inboxes_) m.inbox = std::max(m.inbox, inbox.arena.peak_bytes()), m.lists = std::max(m.lists, static_cast<int64_t>(inbox.lists.size()));
+  return m;
+}
 
 void TrainStep::enqueue(const MicroBatch& batch, bool backward, Write write, Readback& slots, const GradientsReady& ready) {
   const DrafterConfig& c = drafter_.config();
@@ -18,13 +28,15 @@ void TrainStep::enqueue(const MicroBatch& batch, bool backward, Write write, Rea
 
   Inbox& inbox = inboxes_[enqueued_++ % 2];
   inbox.arena.release(0);
+  device.synchronize(inbox.filled);
   device.wait(Queue::upload, inbox.free);
-  const DeviceBatch b = upload_batch(ctx_, inbox.arena, plan, Queue::upload);
+  const DeviceBatch b = upload_batch(ctx_, inbox.arena, plan, Queue::upload, inbox.lists);
   const Tensor taps = inbox.arena.matrix(act, plan.n_context, c.n_taps() * c.target_hidden);
   const Tensor last = inbox.arena.matrix(act, plan.n_context, c.target_hidden);
   device.upload(Queue::upload, taps, batch.taps);
   device.upload(Queue::upload, last, batch.last);
-  device.wait(Queue::compute, device.record(Queue::upload));
+  inbox.filled = device.record(Queue::upload);
+  device.wait(Queue::compute, inbox.filled);
 
   drafter_.forward(arena_, taps, b, state_);
 

@@ -5,7 +5,6 @@
 #pragma once
 
 #include <memory>
-#include <algorithm>
 #include <vector>
 
 #include "model/drafter.h"
@@ -34,6 +33,7 @@ struct MicroBatch {
 struct StepMemory {
   int64_t arena = 0;  // saved activations and work; every micro-step's in turn
   int64_t inbox = 0;  // a batch: its plan and states
+  int64_t lists = 0;  // on the host, 32-bit numbers: the plan on its way
   int64_t total() const { return arena + 2 * inbox; }
 };
 
@@ -48,7 +48,7 @@ class TrainStep {
   void enqueue(const MicroBatch& batch, bool backward, model::Write write, model::Readback& slots, const model::GradientsReady& ready = {});
   StepMetrics metrics(const MicroBatch& batch, model::Readback& slots) const;  // waits
   StepMetrics run(const MicroBatch& batch, bool backward, model::Write write, std::vector<double>* slot_out = nullptr);  // both
-  StepMemory peak() const { return {arena_.peak_bytes(), std::max(inboxes_[0].arena.peak_bytes(), inboxes_[1].arena.peak_bytes())}; }
+  StepMemory peak() const;
 
   // For the golden tests: what the last run left in the arena, valid until the next.
   const model::ForwardState& state() const { return state_; }
@@ -61,7 +61,9 @@ class TrainStep {
   Objective objective_;
   struct Inbox {
     model::Arena arena;
-    model::Event free;  // nothing enqueued so far reads it any more
+    model::Event free;           // nothing enqueued so far reads it any more
+    std::vector<int32_t> lists;  // the plan's, on their way
+    model::Event filled;
   };
   model::Arena arena_;
   Inbox inboxes_[2];
