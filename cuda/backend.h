@@ -25,13 +25,14 @@ namespace dspark::cuda {
 class Staging {
  public:
   explicit Staging(const Driver& driver) : driver_(driver) {}
-  ~Staging();
+  ~Staging() { clear(); }
   struct Buffer {
     void* data = nullptr;
     int64_t bytes = 0;
   };
   Buffer take(int64_t bytes);
   void give_back(Buffer b);  // from any thread
+  void clear();
 
  private:
   const Driver& driver_;

@@ -138,13 +138,13 @@ NcclCollectives::NcclCollectives(CudaDevice& device, net::Mesh& mesh, const Nccl
   try {
     join(0, group_, place(), id(rank() / group_));
     if (groups > 1) join(1, groups, rank() / group_, id(groups + place()));
+    if (options.watchdog) watchdog_ = std::thread([this] { watch(); });
   } catch (const std::exception& e) {
     end(e.what());
     device_.set_watch({});
     driver.cuEventDestroy_v2(event_);
     throw;
   }
-  if (options.watchdog) watchdog_ = std::thread([this] { watch(); });
 }
 
 NcclCollectives::~NcclCollectives() {
@@ -202,7 +202,12 @@ void NcclCollectives::grouped(int64_t which, const char* what, const Calls& call
   void* comm = comms_[which];
   DS_REQUIRE(comm != nullptr, "{}", ended_);
   settle(nccl_.ncclGroupStart(), nullptr, what);
-  calls(comm, [&](int result) { settle(result == kNcclInProgress ? kNcclSuccess : result, comm, what); });
+  try {
+    calls(comm, [&](int result) { settle(result == kNcclInProgress ? kNcclSuccess : result, comm, what); });
+  } catch (...) {
+    nccl_.ncclGroupEnd();  // a group left open would hold back the communicator's end
+    throw;
+  }
   settle(nccl_.ncclGroupEnd(), comm, what);
 }
 

@@ -43,7 +43,7 @@ CudaOps::CudaOps(CudaDevice& device, const BlasApi& blas)
     : device_(device), scratch_memory_(device, kScratchBytes), workspace_(device, kWorkspaceBytes), scratch_(scratch_memory_.scratch()), blas_(blas, device, workspace_.scratch()),
       graphs_(device.driver(), device.stream(Queue::compute)) {}
 
-CudaOps::~CudaOps() { device_.synchronize(device_.record(Queue::compute)); }
+CudaOps::~CudaOps() { device_.driver().cuStreamSynchronize(stream()); }
 
 // ---- moving ----------------------------------------------------------------------------------------------------------------
 

@@ -158,8 +158,13 @@ void train_as(RankSession& session, const TrainOptions& given) {
   std::optional<TrainWatch> watch;  // the first rank's
   t.on_step = [&](const train::StepRecord& r) { watch->step(r); };
   train::Trainer trainer(drafter, target.head(), setup.data, pack, setup.objective, optimizer_options(o), t);
-  if (checkpoint) trainer.resume(*checkpoint);
-  else choose_kernels(*backend, ranks, [&] { trainer.rehearse(); });
+  try {
+    if (checkpoint) trainer.resume(*checkpoint);
+    else choose_kernels(*backend, ranks, [&] { trainer.rehearse(); });
+  } catch (const std::exception& e) {
+    ranks.abort(e.what());  // now: a GPU that waits for the others would hold up the way back
+    throw;
+  }
   int64_t trainable = 0, parameters = 0;
   for (const auto& p : drafter.parameters()) {
     parameters += p.value.size();

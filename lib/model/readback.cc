@@ -21,7 +21,8 @@ void Readback::start(Context& ctx, const Tensor& src) {
 }
 
 std::span<const double> Readback::wait() {
-  if (Device* device = std::exchange(device_, nullptr)) device->synchronize(event_);
+  if (device_ != nullptr) device_->synchronize(event_);
+  device_ = nullptr;
   return values_;
 }
 

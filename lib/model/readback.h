@@ -27,7 +27,7 @@ class Readback {
   std::span<const double> wait();
 
  private:
-  Device* device_ = nullptr;  // of a copy that was not waited for
+  Device* device_ = nullptr;  // of a copy that is not known to be over
   Event event_;
   std::vector<double> values_;
 };

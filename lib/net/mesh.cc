@@ -164,7 +164,7 @@ void Mesh::exchange(const char* what, Exchange& x) {
   for (;;) {
     // A part that waits for another peer's asks for nothing here; it is asked again after something came.
     bool again = true;
-    while (again) {
+    while (again && !interrupted_) {
       again = false;
       for (size_t p = 0; p < n; ++p) {
         Flow& f = flows[p];

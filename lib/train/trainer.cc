@@ -207,16 +207,18 @@ void Trainer::tell(const StepRecord& record) {
 }
 
 TrainerResult Trainer::run() {
-  Enqueued last_two[2];  // gone after the others were told: then nothing waits for them any more
+  // Gone after the others were told: then nothing waits for them any more.
+  Enqueued last_two[2];
+  std::future<StepBatch> next;
   try {
-    return train(last_two);
+    return train(last_two, next);
   } catch (const std::exception& e) {
     ranks_.abort(e.what());
     throw;
   }
 }
 
-TrainerResult Trainer::train(Enqueued* enqueued) {
+TrainerResult Trainer::train(Enqueued* enqueued, std::future<StepBatch>& next) {
   TrainerResult result;
   result.skipped = skipped_before_;
   const double start = now_s();
@@ -240,7 +242,6 @@ TrainerResult Trainer::train(Enqueued* enqueued) {
     tell(r);
     return true;
   };
-  std::future<StepBatch> next;
   if (first_step_ < options_.steps) next = std::async(std::launch::async, [this, s = first_step_] { return read_step(s); });
   int64_t last_saved = first_step_;
   int64_t step = first_step_;

@@ -7,6 +7,7 @@
 #pragma once
 
 #include <functional>
+#include <future>
 #include <optional>
 #include <string>
 
@@ -66,7 +67,7 @@ class Trainer {
 
  private:
   struct Enqueued;
-  TrainerResult train(Enqueued* last_two);
+  TrainerResult train(Enqueued* last_two, std::future<StepBatch>& next);
   StepBatch read_step(int64_t step) const;
   StepMetrics validate();
   bool any(bool here);                                 // on some rank

@@ -52,6 +52,15 @@ std::function<void()>& other_ranks() {
   return f;
 }
 
+// After a fault nothing that waits happens any more: what it would write to may be gone by then.
+void abandon() {
+  for (const auto& s : streams()) {
+    for (const StreamState::Item& i : s->items)
+      if (i.event != nullptr && !i.is_wait) i.event->done = std::max(i.event->done, i.number);
+    s->items.clear();
+  }
+}
+
 // One item of a random stream that can go on; false when none can.
 bool step() {
   std::vector<StreamState*> ready;
@@ -61,7 +70,12 @@ bool step() {
   StreamState& s = *ready[random_below(ready.size())];
   const StreamState::Item item = std::move(s.items.front());
   s.items.pop_front();
-  if (item.work) item.work();
+  try {
+    if (item.work) item.work();
+  } catch (...) {
+    abandon();
+    throw;
+  }
   if (item.event != nullptr && !item.is_wait) item.event->done = std::max(item.event->done, item.number), item.event->time = device_clock();
   return true;
 }
@@ -71,7 +85,10 @@ void run_until(const Done& done, const char* what) {
   const double start = now_s();
   while (!done()) {
     if (step()) continue;
-    if (!other_ranks() || now_s() - start > 60) throw Fault(std::string(what) + " waits for something that never happens");
+    if (!other_ranks() || now_s() - start > 60) {
+      abandon();
+      throw Fault(std::string(what) + " waits for something that never happens");
+    }
     give_way();
   }
 }
