@@ -122,7 +122,8 @@ std::vector<char*> pointers(std::vector<std::string>& texts) {
 
 class Ranks {
  public:
-  explicit Ranks(int64_t n) {
+  Ranks() = default;
+  explicit Ranks(int64_t n) : Ranks() {  // made by now: when a later rank cannot be started, the earlier ones end
     std::vector<std::string> arguments = own_arguments();
     const std::vector<char*> argv = pointers(arguments);
     const int port = net::free_port();

@@ -18,6 +18,7 @@
 
 #include "core/error.h"
 #include "core/log.h"
+#include "core/stop.h"
 
 namespace dspark::net {
 
@@ -170,12 +171,17 @@ void set_options(int fd) {
   ::setsockopt(fd, SOL_SOCKET, SO_KEEPALIVE, &on, sizeof on);
 }
 
+void look_for_stop() {
+  if (stop_requested()) stopped("the ranks had not met yet; nothing was begun");
+}
+
 bool wait_for(int fd, short events, double until) {
   for (;;) {
     const double left = until - now_s();
     if (left <= 0) return false;
+    look_for_stop();
     pollfd p{fd, events, 0};
-    const int n = ::poll(&p, 1, static_cast<int>(std::min(left * 1e3 + 1, 1e6)));
+    const int n = ::poll(&p, 1, static_cast<int>(std::min(left * 1e3 + 1, 250.0)));
     if (n > 0) return true;
     if (n < 0 && errno != EINTR) return false;
   }
@@ -203,6 +209,7 @@ bool write_all(int fd, const void* from, size_t bytes, double until) {
 
 // One attempt; -1 when nobody is there (yet).
 Socket try_connect(const Address& a, double until) {
+  look_for_stop();
   Socket s(::socket(AF_INET6, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
   SYS_CHECK(s.fd(), "make a socket for other ranks");
   if (::connect(s.fd(), reinterpret_cast<const sockaddr*>(&a), sizeof a) < 0) {
