@@ -4,7 +4,7 @@ BUILD ?= build
 PREFIX ?= /usr/local
 JOBS ?= $(shell nproc)
 CMAKE_FLAGS ?=
-TEST_SECONDS ?= 1200
+TEST_SECONDS ?= 2400
 PACKAGES := g++ cmake ninja-build pkg-config ccache libcli11-dev libfmt-dev libzstd-dev nlohmann-json3-dev libpcre2-dev \
             libutf8proc-dev zlib1g-dev libboost1.81-dev libboost-context1.81-dev libssl-dev catch2 python3 python3-pip
 ARM64_PACKAGES := g++-aarch64-linux-gnu qemu-user libzstd-dev:arm64 libpcre2-dev:arm64 libutf8proc-dev:arm64 zlib1g-dev:arm64 libboost-context1.81-dev:arm64 libssl-dev:arm64

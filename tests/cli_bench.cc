@@ -33,13 +33,13 @@ Bench::Arguments with_defaults(Bench::Arguments a, const Bench::Arguments& defau
 }  // namespace
 
 Bench::Arguments Bench::extract(const fs::path& out, const Arguments& more) const {
-  return with_defaults({"extract", "--target", target, "--data", rows, "--out", out}, {"--taps", "1,2,3", "--codec", "raw", "--threads", "2"}, more);
+  return with_defaults({"extract", "--target", target, "--data", rows, "--out", out}, {"--taps", "1,2,3", "--codec", "raw", "--threads", "1"}, more);
 }
 
 Bench::Arguments Bench::train(const fs::path& store, const fs::path& out, int steps, const Arguments& more) const {
   return with_defaults({"train", "--target", target, "--store", store, "--out", out, "--steps", std::to_string(steps)},
                        {"--layers", "1", "--block", "4", "--rank", "8", "--draft-vocab", "64", "--anchors", "16", "--batch-docs", "4", "--row-tokens", "256",
-                        "--threads", "2"},
+                        "--threads", "1"},
                        more);
 }
 
@@ -91,7 +91,7 @@ std::map<int64_t, std::string> step_lines(const fs::path& json) {
 
 void wait_for_lines(Process& run, const fs::path& json, int64_t n) {
   const double start = dspark::now_s();
-  while (run.running() && dspark::now_s() - start < 60) {
+  while (run.running() && dspark::now_s() - start < 600) {
     if (fs::exists(json)) {
       const std::string text = file_bytes(json);
       if (std::count(text.begin(), text.end(), '\n') >= n) return;

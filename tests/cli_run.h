@@ -15,7 +15,7 @@ inline constexpr bool kSanitized = false;
 #endif
 
 struct RunOptions {
-  double timeout_s = kSanitized ? 600 : 60;  // then SIGKILL, and `timed_out`
+  double timeout_s = 600;          // then SIGKILL, and `timed_out`; far beyond what a loaded machine takes
   long file_limit = -1;            // RLIMIT_FSIZE in bytes: what a full disk does, without one
   bool without_override = false;   // root, too, is bound by permissions (CAP_DAC_OVERRIDE dropped)
   std::string stdout_to;           // a device instead of a file; Ran::out is empty then. "-": closed

@@ -18,16 +18,17 @@ namespace {
 // Several rows a step (accumulation), some three epochs, two stores of which one comes one and a half times.
 struct Run {
   static constexpr int kSteps = 36;
+  int steps;
   Bench bench{40, 14};
   fs::path first, second;
-  Run() {
+  explicit Run(int steps = kSteps) : steps(steps) {
     second = bench.at("second");
     const auto more = bench.scratch.put("more.jsonl", tiny_rows(16, 10, 7));
     require_ok(dspark_run({"extract", "--target", bench.target, "--data", more, "--out", second, "--taps", "1,2,3", "--codec", "raw"}));
     first = bench.make_store();
   }
   Bench::Arguments arguments(const fs::path& out, const Bench::Arguments& more = {}) const {
-    auto a = bench.train(first, out, kSteps, more);
+    auto a = bench.train(first, out, steps, more);
     a.insert(a.end(), {"--store", second, "--store-weights", "1,1.5", "--val-fraction", "0.1"});
     return a;
   }
@@ -91,7 +92,7 @@ TEST_CASE("train killed in the middle of an epoch, of a step's rows and of a che
 
 TEST_CASE("SIGTERM, SIGINT, SIGUSR1 and SIGHUP write a checkpoint and exit 75", "[cli][fault][checkpoint]") {
   ::signal(SIGHUP, SIG_DFL);  // the tests may run under nohup
-  const Run run;
+  const Run run(150);  // long enough for a signal to come before the end
   const Bench& b = run.bench;
   const auto expected = file_bytes(run.whole() / "model.safetensors");
   for (const int signal : {SIGTERM, SIGINT, SIGUSR1, SIGHUP}) {
@@ -108,7 +109,7 @@ TEST_CASE("SIGTERM, SIGINT, SIGUSR1 and SIGHUP write a checkpoint and exit 75", 
     const auto checkpoint = train::newest_checkpoint(out);
     REQUIRE(checkpoint);
     CHECK(checkpoint->step == steps.rbegin()->first);
-    CHECK(checkpoint->step < Run::kSteps);
+    CHECK(checkpoint->step < run.steps);
     require_ok(dspark_run(run.arguments(out, options)));
     CHECK(whole_lines(b, b.at("part.json")).begin()->first == checkpoint->step + 1);
     CHECK(file_bytes(out / "model.safetensors") == expected);
@@ -164,7 +165,7 @@ TEST_CASE("the newest checkpoints and the best by validation are kept", "[cli][c
   const Run run;
   const Bench& b = run.bench;
   // A learning rate that spoils what was learnt: the best is not the last.
-  require_ok(dspark_run(run.arguments(b.at("out"), {"--batch-docs", "6", "--save-every", "3", "--keep", "2", "--validate-every", "3", "--lr", "5", "--clip", "0", "--warmup", "0.9",
+  require_ok(dspark_run(run.arguments(b.at("out"), {"--batch-docs", "6", "--save-every", "3", "--keep", "2", "--validate-every", "3", "--lr", "5", "--clip", "0", "--warmup", "0.9", "--cpu-kernel", "base",
                                                     "--json", b.at("run.json")})));
   int64_t best = 0;
   double tau = -1;

@@ -244,7 +244,7 @@ TEST_CASE("a NaN in the states stops training and names the sample", "[cli][faul
 TEST_CASE("train stopped by SIGTERM goes on bit for bit", "[cli][fault]") {
   const Bench b(24, 16);
   const auto store = b.make_store(), whole = b.at("whole"), out = b.at("out");
-  constexpr int kSteps = 120;
+  constexpr int kSteps = 300;
   require_ok(dspark_run(b.train(store, whole, kSteps, {"--json", b.at("whole.json")})));
   const auto expected = step_lines(b.at("whole.json"));
   REQUIRE(expected.size() == kSteps);

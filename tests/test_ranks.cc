@@ -1,5 +1,6 @@
 // Training on several ranks: the same trajectory whatever their number, the same bits each time, checkpoints that any number of ranks
 // goes on from, and an end for all when one stops, fails, dies or hangs. Ranks are threads (or forked processes) over socket pairs.
+#include <fcntl.h>
 #include <signal.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -450,33 +451,41 @@ TEST_CASE("a rank that is killed or hangs ends the others in time", "[ranks][fau
     INFO((killed ? "killed" : "stopped"));
     RunOptions o;
     o.steps = 1000000, o.out = killed ? "killed" : "hangs";
-    auto meshes = ranks::local_meshes(3, killed ? 60 : 1);
+    auto meshes = ranks::local_meshes(3, killed ? 60 : 4);
+    int under_way[2];
+    REQUIRE(::pipe2(under_way, O_CLOEXEC) == 0);
     const pid_t child = ::fork();
     REQUIRE(child >= 0);
     if (child == 0) {
       // The others' ends are theirs alone.
       meshes[0].reset(), meshes[2].reset();
       std::thread([&] {
-        std::this_thread::sleep_for(std::chrono::milliseconds(300));
+        char step;
+        while (::read(under_way[0], &step, 1) != 1) {
+        }
         ::raise(killed ? SIGKILL : SIGSTOP);
       }).detach();
       (void)runs.run(o, meshes[1].get());
       ::_exit(0);
     }
     meshes[1].reset();
+    o.on_step = [&](const train::StepRecord& r) {
+      if (r.step == 3) CHECK(::write(under_way[1], "3", 1) == 1);
+    };
     const double start = now_s();
     std::array<Outcome, 3> outcomes;
     std::vector<std::thread> threads;
     for (const size_t r : {0, 2}) threads.emplace_back([&, r] { outcomes[r] = runs.run(o, meshes[r].get()); });
     for (auto& t : threads) t.join();
     CHECK(now_s() - start < 20);
-    CHECK(outcomes[0].steps.size() > 0);
+    CHECK(outcomes[0].steps.size() >= 3);
+    for (const int fd : under_way) ::close(fd);
     if (killed)
       for (const size_t r : {0, 2}) CHECK(contains(outcomes[r].error, "rank 1 is gone: its connection ended in '"));
     else
       for (const size_t r : {0, 2}) {  // on its own, or by the other's word
         INFO(outcomes[r].error);
-        CHECK(contains(outcomes[r].error, "waited 1"));
+        CHECK(contains(outcomes[r].error, "waited 4"));
         CHECK(contains(outcomes[r].error, "for rank 1: stopped, stuck or cut off"));
       }
     ::kill(child, SIGKILL);

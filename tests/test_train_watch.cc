@@ -328,7 +328,7 @@ TEST_CASE("train writes its page, its events and its history through the binary"
 TEST_CASE("a stopped run has its page, and a killed and resumed one covers all steps", "[cli][train][watch][fault]") {
   const Bench b(24, 16);
   const auto store = b.make_store(), out = b.at("run"), page = b.at("page.html");
-  constexpr int kSteps = 120;
+  constexpr int kSteps = 300;
   require_ok(dspark_run(b.train(store, b.at("whole"), kSteps)));
   Process first(b.train(store, out, kSteps, {"--report", page, "--json", b.at("first.json")}));
   wait_for_lines(first, b.at("first.json"), 10);
@@ -352,7 +352,7 @@ TEST_CASE("a stopped run has its page, and a killed and resumed one covers all s
   CHECK(step_lines(out / "history.jsonl").size() == kSteps);
   const std::string html = file_bytes(page);
   check_page(html);
-  CHECK(html.find("of 120, none skipped") != std::string::npos);
+  CHECK(html.find(fmt::format("of {}, none skipped", kSteps)) != std::string::npos);
   CHECK(path_points(figures(html, "Learning rate").front(), "line") == kSteps);
 }
 
