@@ -54,7 +54,7 @@ class TinyRuns {
   fs::path at(const std::string& name) const { return folder_.path / name; }
   // One rank of a run; null: of one. An error is told to the others and kept.
   Outcome run(const RunOptions& o, net::Mesh* mesh) const;
-  std::vector<Outcome> run(const RunOptions& o, int64_t ranks, double deadline_s = 60) const;
+  std::vector<Outcome> run(const RunOptions& o, int64_t ranks, double deadline_s = 600) const;
   // As above; rank r's options are changed by `change(r, options)`.
   std::vector<Outcome> run(const RunOptions& o, int64_t ranks, double deadline_s, const std::function<void(int64_t, RunOptions&)>& change) const;
 
