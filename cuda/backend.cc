@@ -18,7 +18,8 @@ using model::Queue;
 using model::Tensor;
 
 // A copy from memory that is not pinned holds up the host until the device comes to it: a step's batch is staged, so that the next
-// step is enqueued while this one runs. Whole weights, which are loaded once, are not worth pinning as much again.
+// step is enqueued while this one runs, and its memory is free at once. Whole weights, which are loaded once and on the compute queue,
+// are not worth pinning as much again.
 constexpr int64_t kMaxStagedBytes = int64_t{256} << 20;
 
 // ---- staging ---------------------------------------------------------------------------------------------------------------

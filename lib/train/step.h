@@ -29,7 +29,7 @@ struct MicroBatch {
   double weight_sum = -1;  // of the micro-step over all ranks (Denominator::micro); < 0: the plan's own
 };
 
-// Device memory of a step, in bytes.
+// What a step's device memory takes, in bytes, and its host memory.
 struct StepMemory {
   int64_t arena = 0;  // saved activations and work; every micro-step's in turn
   int64_t inbox = 0;  // a batch: its plan and states
